@@ -9,7 +9,7 @@ import pytest
 from workbench.bench.__main__ import main
 from workbench.bench.exactness.mutants import planting
 from workbench.bench.exactness.mutants.faults import faults
-from workbench.bench.exactness.mutants.suite import Outcome, attempt, observe
+from workbench.bench.exactness.mutants.suite import Outcome, attempt, observe, verdict
 
 HOUSE = Path(__file__).resolve().parents[4] / "workbench"
 FILE = "workbench/plan/small.py"
@@ -147,3 +147,25 @@ def test_only_exactness_plants(capsys):
     with pytest.raises(SystemExit):
         main(["codecs", "--mutants", "3"])
     assert "of exactness only, not of codecs" in capsys.readouterr().err
+
+
+BEGUN = {"test": "a::b", "number": 1, "engines": False}
+PASSED = {"test": "a::b", "phase": "call", "outcome": "passed", "seconds": 1.0, "said": ""}
+FAILED = {**PASSED, "outcome": "failed", "said": "E  assert 1 == 2"}
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "by", "said"),
+    [
+        ([BEGUN, PASSED], 0, "", ""),
+        ([BEGUN, FAILED], 1, "a::b", "E  assert 1 == 2"),
+        ([BEGUN, FAILED], None, "a::b", "E  assert 1 == 2"),
+        ([BEGUN], 1, "a::b", "ended with status 1"),
+        ([], 2, "collection", "the tests cannot be collected"),
+        ([BEGUN, PASSED], 5, "collection", "the tests cannot be collected"),
+        ([BEGUN], None, "", "undecided: its tests took longer than they may"),
+        ([], None, "", "undecided: its tests took longer than they may"),
+    ],
+)
+def test_what_takes_too_long_in_all_kills_nothing(found, status, by, said):
+    assert verdict(found, status) == (by, said)

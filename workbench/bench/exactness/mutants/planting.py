@@ -21,6 +21,7 @@ LEFT_OUT = {
         "*/__init__.py",
         "*/errors.py",
         "plan/html.py",
+        "plan/panels.py",
         "plan/show.py",
         "plan/svg.py",
         "plan/units.py",

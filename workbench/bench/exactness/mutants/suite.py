@@ -219,21 +219,30 @@ def attempt(root: Path, folder: Path, fault: Fault, tests: Sequence[Test]) -> Ou
         status = _pytest(root, folder, ["-x", *files], allowed, {}, limit_s)
     finally:
         path.write_text(source)
-    by, said = _verdict(folder, status)
+    by, said = verdict(_rows(folder), status)
     return Outcome(fault, by, said, len(tests), time.perf_counter() - begin)
 
 
-def _verdict(folder: Path, status: int | None) -> tuple[str, str]:
-    """The test that failed, and its message; two empty texts if all have passed."""
+def verdict(found: Sequence[Mapping[str, Any]], status: int | None) -> tuple[str, str]:
+    """The test that failed, and what it said; "" and what is to be said where none did.
+
+    A test that hangs ends pytest with a status. All of them together being slow may be another
+    process's fault, and kills nothing.
+
+    Args:
+        found: the results of pytest's plugin (`observer.py`), in order.
+        status: the exit status of pytest; None: it was ended, since it took too long.
+    """
     if status == 0:
         return "", ""
-    rows = list(_rows(folder))
-    for row in rows:
+    for row in found:
         if row.get("outcome") == "failed":
             return row["test"], row["said"]
-    if rows and status != 5:  # pytest's for no tests
-        return rows[-1]["test"], "hung" if status is None else f"ended with status {status}"
-    return "collection", "hung" if status is None else "the tests cannot be collected"
+    if status is None:
+        return "", "undecided: its tests took longer than they may"
+    if found and status != 5:  # pytest's for no tests
+        return found[-1]["test"], f"ended with status {status}"
+    return "collection", "the tests cannot be collected"
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
