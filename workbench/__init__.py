@@ -5,6 +5,7 @@ Names are loaded when they are first used: a process that handles plans only nev
 
 import sys
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -189,3 +190,20 @@ class _Facade(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Facade
+
+
+class _BeforeTorchvision(MetaPathFinder):
+    """Has `import torchvision` work wherever the workbench does (`model/vision.py`).
+
+    In a cell, on an engine, and in a package such as timm: once, as it is first imported.
+    """
+
+    def find_spec(self, fullname: str, *_: Any) -> None:
+        """Finds nothing: who comes next does."""
+        if fullname == "torchvision":
+            sys.meta_path.remove(self)
+            import_module("workbench.model.vision").declare_operators()
+
+
+if "torchvision" not in sys.modules:
+    sys.meta_path.insert(0, _BeforeTorchvision())

@@ -29,7 +29,7 @@ def test_declares_schemas_where_the_operators_do_not_load(tmp_path):
         "real = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name: found if name == 'torchvision' else real(name)\n"
         "assert not vision._compiled_operators_load()\n"
-        "vision.torchvision()\n"
+        "vision.declare_operators()\n"
         "print(torch.ops.torchvision.nms.default._schema)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -52,3 +52,15 @@ def test_declares_nothing_where_they_load(tmp_path, monkeypatch):
 def test_models_run(name):
     model = vision.torchvision().models.get_model(name, num_classes=3).eval()
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 3)
+
+
+def test_anybody_may_import_it_once_the_workbench_is_there():
+    code = (
+        "import sys, workbench\n"
+        "assert 'torch' not in sys.modules\n"
+        "from torchvision import transforms\n"
+        "from torchvision.ops import StochasticDepth\n"
+        "print(len(transforms.__dict__) > 0, StochasticDepth)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -3,7 +3,8 @@
 torchvision's wheel contains compiled operators for one build of torch. With another build (a CPU
 torch from one index, torchvision from another) they do not load, and `import torchvision` itself
 fails, since it gives shape rules to operators that are not declared. No classification model needs
-them: with their names declared, everything else works.
+them: with their names declared, everything else works. `workbench` has that done before anybody
+imports torchvision, in a cell as well.
 """
 
 import importlib
@@ -18,11 +19,15 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 def torchvision() -> ModuleType:
     """The module `torchvision`, imported at the first call."""
+    return importlib.import_module("torchvision")
+
+
+def declare_operators() -> None:
+    """Declares the operators' names where they do not load; `workbench` has it done in time."""
     if not _compiled_operators_load():
         for name in ("nms", "qnms"):
             if not hasattr(torch.ops.torchvision, name):
                 torch.library.define(f"torchvision::{name}", _SCHEMA)
-    return importlib.import_module("torchvision")
 
 
 def _compiled_operators_load() -> bool:
