@@ -1,5 +1,7 @@
 """What a forward pass leaves in attributes: state is refused, what nothing reads again is not."""
 
+from types import SimpleNamespace
+
 import pytest
 from torch import nn
 
@@ -86,3 +88,14 @@ def test_names_the_part():
     inner = nn.Sequential(Net(counts, 0))
     with pytest.raises(TraceError, match=r"changes the attribute '0\.kept'"):
         trace(inner, input_shape=(8,))
+
+
+def test_a_pass_that_changes_nothing_is_traced_once_in_each_mode():
+    calls = []
+
+    def notes(self, y):
+        calls.append(self.training)
+        return y * self.kept.factor
+
+    trace(Net(notes, SimpleNamespace(factor=2)), input_shape=(8,))
+    assert calls == [True, False]

@@ -9,6 +9,7 @@ would change it twice.
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,40 +38,50 @@ def attributes_of(root: nn.Module) -> Attributes:
     }
 
 
-def show_no_state(
-    structure: nn.Module,
-    graph: torch.fx.Graph,
-    before: Attributes,
-    after: Attributes,
-    trace: Callable[[nn.Module], tuple[torch.fx.Graph, Attributes]],
-) -> None:
+@dataclass(frozen=True)
+class Pass:
+    """A recorded forward pass.
+
+    Attributes:
+        graph: its operations.
+        before: the attributes of the module before it.
+        after: the attributes after it.
+    """
+
+    graph: torch.fx.Graph
+    before: Attributes
+    after: Attributes
+
+    def changed(self) -> Attributes:
+        """The attributes that the pass has changed, as they are after it."""
+        return {k: value for k, value in self.after.items() if _differ(self.before.get(k), value)}
+
+
+def show_no_state(structure: nn.Module, first: Pass, trace: Callable[[nn.Module], Pass]) -> None:
     """Checks that a second forward pass does what the first one did.
 
     Args:
         structure: the module, as it was before the first pass.
-        graph: the recorded first pass.
-        before: the attributes before the first pass.
-        after: the attributes after it.
-        trace: a function that records a module's pass, and gives the attributes after it.
+        first: the first pass.
+        trace: a function that records a module's pass.
 
     Raises:
         TraceError: it does something else.
     """
-    changed = {key: value for key, value in after.items() if _differ(before.get(key), value)}
+    changed = first.changed()
     if not changed:
         return
-    second = copy.deepcopy(structure)
+    again = copy.deepcopy(structure)
     for (path, name), value in changed.items():
         left = pytree.tree_map_only(Proxy, _stale, value)
-        vars(second.get_submodule(path))[name] = left
+        vars(again.get_submodule(path))[name] = left
     names = ", ".join(repr(f"{path}.{name}".lstrip(".")) for path, name in changed)
     try:
-        again, then = trace(second)
+        second = trace(again)
     except Exception as error:
         raise TraceError(_state(names)) from error
-    numbers = {key: _numbers(value) for key, value in changed.items()}
-    moving = any(_numbers(then.get(key)) != those for key, those in numbers.items())
-    if moving or operations(again) != operations(graph):
+    moves = any(_numbers(second.after.get(k)) != _numbers(value) for k, value in changed.items())
+    if moves or operations(second.graph) != operations(first.graph):
         raise TraceError(_state(names))
 
 

@@ -40,7 +40,7 @@ from workbench.model.tracing.contexts import Context, Under, autocast_watched
 from workbench.model.tracing.decisions import decided_alike
 from workbench.model.tracing.draws import RecordedDraws, Shapes, dims_of, drawing
 from workbench.model.tracing.failure import Place, is_users
-from workbench.model.tracing.kept import Attributes, attributes_of, show_no_state
+from workbench.model.tracing.kept import Pass, attributes_of, show_no_state
 from workbench.model.tracing.patches import (
     RecordedFactories,
     by_kernels,
@@ -105,20 +105,20 @@ class ValueTracer(torch.fx.Tracer):
         Raises:
             TraceError: the forward pass cannot be traced.
         """
-        before = attributes_of(structure)
-        graph, after = self._recorded(structure)
+        recorded = self._recorded(structure)
+        graph = recorded.graph
 
-        def again(second: nn.Module) -> tuple[torch.fx.Graph, Attributes]:
+        def again(second: nn.Module) -> Pass:
             return ValueTracer(self.input_shape, self.vocabulary)._recorded(second)
 
-        show_no_state(structure, graph, before, after, again)
+        show_no_state(structure, recorded, again)
         read_what_was_changed(graph, self.root)
         self.norms.put(self.root, structure)
         self.norms.plain.clear()
         return graph
 
-    def _recorded(self, structure: nn.Module) -> tuple[torch.fx.Graph, Attributes]:
-        """The graph of a module's forward pass, and the module's attributes after it."""
+    def _recorded(self, structure: nn.Module) -> Pass:
+        """One forward pass of a module."""
 
         def fake(tensor: Tensor) -> Tensor:
             with self.mode:
@@ -127,6 +127,7 @@ class ValueTracer(torch.fx.Tracer):
         root = with_tensors(structure, fake)
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             self.names[id(tensor)] = name
+        before = attributes_of(root)
         self.modes = _modes()
         with (
             RecordedFactories(self._made),
@@ -141,7 +142,7 @@ class ValueTracer(torch.fx.Tracer):
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             if self.names.get(id(tensor)) != name:
                 raise TraceError(f"the assignment to {name!r} in forward changes {_STATE}")
-        return graph, attributes_of(root)
+        return Pass(graph, before, attributes_of(root))
 
     def _made(self, function: Any, args: Any, kwargs: Any) -> Any | None:
         return None if self.running else self.create_proxy("call_function", function, args, kwargs)
