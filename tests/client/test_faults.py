@@ -10,6 +10,7 @@ import pytest
 from workbench.client.faults import Faults
 from workbench.client.throttling import processor_s
 from workbench.store.errors import ClusterError
+from workbench.store.process import ProcessIdentity
 
 BUSY = "while True: pass"
 
@@ -39,7 +40,8 @@ def ignored(_engine, _is_paused):
 
 def test_an_engine_pauses_goes_on_and_dies(busy):
     told = []
-    faults = Faults(lambda engine: busy.pid, lambda *expected: told.append(expected))
+    process = ProcessIdentity.of(busy.pid)
+    faults = Faults(lambda engine: process, lambda *expected: told.append(expected))
     faults.pause(0)
     until(lambda: status(busy) == psutil.STATUS_STOPPED)
     faults.unpause(0)
@@ -52,7 +54,7 @@ def test_an_engine_pauses_goes_on_and_dies(busy):
 
 
 def test_a_slow_engine_is_held_as_it_computes(busy):
-    faults = Faults(lambda engine: busy.pid, ignored)
+    faults = Faults(lambda engine: ProcessIdentity.of(busy.pid), ignored)
     faults.slow(0, 4.0)
     began, ran = time.monotonic(), processor_s(busy.pid)
     until(lambda: time.monotonic() - began > 0.7)
@@ -66,7 +68,7 @@ def test_a_slow_engine_is_held_as_it_computes(busy):
 
 def test_an_engine_that_waits_is_not_held():
     idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    faults = Faults(lambda engine: idle.pid, ignored)
+    faults = Faults(lambda engine: ProcessIdentity.of(idle.pid), ignored)
     until(lambda: status(idle) == psutil.STATUS_SLEEPING)
     faults.slow(0, 10.0)
     for _ in range(20):
@@ -78,7 +80,7 @@ def test_an_engine_that_waits_is_not_held():
 
 
 def test_slowing_ends_with_its_process(busy):
-    faults = Faults(lambda engine: busy.pid, ignored)
+    faults = Faults(lambda engine: ProcessIdentity.of(busy.pid), ignored)
     faults.slow(0, 2.0)
     throttle = faults._throttles[0]
     busy.kill()

@@ -137,6 +137,27 @@ def test_a_lost_peer_is_reported_with_the_layer(on_ranks, algorithm):
         assert "all_reduce of layer 'fc'" in answers[rank]
 
 
+class Gone:
+    """A communicator that knows already, as a message starts, that a connection broke."""
+
+    def recv(self, *_):
+        raise RuntimeError("Connection closed by peer")
+
+
+def with_nobody(world):
+    group = all_ranks(world)
+    group.link.process_group = Gone()
+    with pytest.raises(PeerLost) as caught:
+        all_reduce(torch.ones(9), group, algorithm="ring", layer="fc")
+    return str(caught.value)
+
+
+def test_a_connection_that_is_broken_before_the_start_is_reported_with_the_layer(on_ranks):
+    for said in on_ranks(2, with_nobody, shared_memory=False):
+        assert "all_reduce of layer 'fc'" in said
+        assert "Connection closed by peer" in said
+
+
 def threads(world):
     before = threading.active_count()
     group = all_ranks(world)

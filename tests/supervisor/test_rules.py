@@ -40,7 +40,7 @@ def test_a_spec_is_read_as_it_was_written(tmp_path):
         (None, "is no cluster's folder"),
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
-        ('{"version": 0}', "has version 0, and this workbench reads version 1"),
+        ('{"version": 0}', "has version 0, and this workbench reads version 2"),
     ],
 )
 def test_a_spec_that_cannot_be_read(tmp_path, text, told):

@@ -212,12 +212,16 @@ def _require_connected(graph: Graph) -> None:
     """Checks that layers read what comes before them, and that all that is named is there."""
     before = {"input"}
     for layer in graph.layers:
-        for name in (*layer.inputs, *filter(None, [layer.shared])):
+        for name in layer.inputs:
             if name not in before:
                 raise PlanError(f"[graph]: layer {layer.name!r}: no layer {name!r} before it")
         if layer.name in before:
             raise PlanError(f"[graph]: two layers are called {layer.name!r}")
         before.add(layer.name)
+    for layer in graph.layers:
+        if layer.shared and layer.shared not in before:
+            said = unknown("layer", layer.shared, before)
+            raise PlanError(f"[graph]: layer {layer.name!r}: shared: {said}")
     for name in graph.outputs:
         if name not in before:
             raise PlanError(f"[graph]: outputs: {unknown('layer', name, before)}")

@@ -274,7 +274,8 @@ class Supervisor:
             process = ProcessIdentity.of(pid)
         except ProcessLookupError:  # it has ended, and was collected, already
             self._describe(index)
-            self._replace(self._store.engines()[index], Ended(pid, "ended", ""), time.monotonic())
+            ended = await self._ending_of(pid)
+            self._replace(self._store.engines()[index], ended, time.monotonic())
             return False
         try:
             self._describe(index, process)
@@ -282,6 +283,17 @@ class Supervisor:
             process.send(signal.SIGKILL)  # nobody would know that it is there
             raise
         return True
+
+    async def _ending_of(self, pid: int) -> Ended:
+        """How a process has ended: who has collected it says so, a little later perhaps."""
+        until = time.monotonic() + AGAIN_S
+        while time.monotonic() < until:
+            for ended in self._ended:
+                if ended.pid == pid:
+                    self._ended.remove(ended)
+                    return ended
+            await asyncio.sleep(0.01)
+        return Ended(pid, "ended", "")
 
     def _missing(self, index: int) -> int | None:
         """The place of an engine that is to be started: its own, or of one that took its place."""

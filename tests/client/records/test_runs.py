@@ -29,7 +29,7 @@ def test_runs_below_a_folder_are_one_line_each(both, finished, tmp_path):
     found = wb.runs(folder).set_index("name")
     assert list(found.index) == ["a<b", "b", "broken"]
     assert found["state"].tolist() == ["finished", "unfinished", "unreadable"]
-    assert found.loc["broken", "reason"].startswith("not TOML")
+    assert "not TOML" in found.loc["broken", "reason"]
     one = found.loc["a<b"]
     assert (one["steps"], one["experiment.steps"], one["world_size"]) == (6, 6, 2)
     assert one["loss"] == finished.metrics["loss"].iloc[-1]

@@ -19,6 +19,7 @@ from workbench.server.attempt import attempt_folder
 from workbench.server.engine_calls import Arrival, Refusal
 from workbench.server.loop import Server
 from workbench.store.cluster_spec import HERE, ClusterSpec, EngineDevice
+from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import Request
 from workbench.store.store import Store
@@ -125,7 +126,13 @@ def _running(folder: Path, pids: list[int]) -> list[RankFiles]:
     ).save(folder)
     store = Store(folder / STORE, create=True)
     for index, pid in enumerate(pids):
-        store.set_engine(index, state="idle", pid=pid, engine_id=index, memory_bytes=1 << 30)
+        store.set_engine(
+            index,
+            state="idle",
+            process=ProcessIdentity.of(pid),
+            engine_id=index,
+            memory_bytes=1 << 30,
+        )
     directory = folder / "job"
     job = store.submit(
         Request(
@@ -137,7 +144,9 @@ def _running(folder: Path, pids: list[int]) -> list[RankFiles]:
             steps=1_000_000,
         )
     )
-    store.claim(job, 0, range(count), pids=tuple(pids), state="running")
+    store.claim(
+        job, 0, range(count), processes=tuple(map(ProcessIdentity.of, pids)), state="running"
+    )
     store.close()
     files = [RankFiles(attempt_folder(str(directory), 1), rank) for rank in range(count)]
     for each in files:

@@ -21,7 +21,7 @@ from workbench.comm.groups.record import (
     StepPhase,
     unheard,
 )
-from workbench.comm.groups.watch import AsyncWork, PeerWatch, Waiters
+from workbench.comm.groups.watch import AsyncWork, MessageWork, PeerWatch, Waiters
 from workbench.comm.pieces import even
 from workbench.comm.shared_memory.buffer import SharedBuffer, allocate
 from workbench.comm.shared_memory.staging import Staging
@@ -88,8 +88,12 @@ class GroupLink:
             messages = [dist.P2POp(dist.irecv, x, None, group, tag, rank) for rank, x in receives]
             messages += [dist.P2POp(dist.isend, x, None, group, tag, rank) for rank, x in sends]
             return dist.batch_isend_irecv(messages)[0]
-        works = [group.recv([x], rank, tag) for rank, x in receives]
-        works += [group.send([x], rank, tag) for rank, x in sends]
+        works: list[dist.Work] = []
+        try:
+            works += [group.recv([x], rank, tag) for rank, x in receives]
+            works += [group.send([x], rank, tag) for rank, x in sends]
+        except RuntimeError as error:  # whoever waits for it says in which collective
+            return self.begin(MessageWork.broken(works, error))
         return self.begin(self.waiters.begin(works))
 
     def beside(self, rank: int) -> Sequence[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
@@ -244,6 +244,14 @@ class MessageWork:
         self._works = list(works)
         self._done = threading.Event()
         self._error: RuntimeError | None = None
+
+    @classmethod
+    def broken(cls, works: Sequence[dist.Work], error: RuntimeError) -> Self:
+        """Returns works of which the next could not start, since a connection had broken."""
+        made = cls(works)
+        made._error = error
+        made.conclude()
+        return made
 
     def is_completed(self) -> bool:
         """Returns whether all of it is over, for good or ill."""

@@ -42,7 +42,7 @@ class Tolls:
             summands = [sums for layout, sums in readings if layout == target]
             chains += crossings(source, target, summands, shape, rows)
         if name in self.graph.outputs:
-            chains += crossings(source, returned(source, shape), [False], shape, rows)
+            chains += crossings(source, returned(self.graph, name, source), [False], shape, rows)
         return (tolls_of(name, chains), 0.0)
 
     def alike(self, name):
