@@ -78,21 +78,23 @@ class Expected:
     def _overflows_by_rows(self) -> bool:
         """Whether torch itself skips other steps if it sees fewer rows at a time, as ranks do.
 
-        A batch norm needs all rows at once: then a smaller scale stands for fewer of them.
+        Equal micro-batches stand for the ranks' rows, which may be others, and a smaller scale
+        does, also where a batch norm needs all rows at once.
         """
         plan = self.experiment.plan
         if self.task.scaler is None:
             return False
-        if any(one.kind == "batch_norm" for one in plan.graph.layers):
-            scale = self.task.scaler.get("init_scale", 2.0**16) / plan.world_size
-            fewer = replace(self.task, scaler={**self.task.scaler, "init_scale": scale})
-        else:
+        scale = self.task.scaler.get("init_scale", 2.0**16) / plan.world_size
+        fewer = [replace(self.task, scaler={**self.task.scaler, "init_scale": scale})]
+        if all(one.kind != "batch_norm" for one in plan.graph.layers):
             batches = [replace(batch, ranks=()) for batch in self.task.batches]
             accumulate = self.task.accumulate * plan.world_size
-            fewer = replace(self.task, accumulate=accumulate, batches=batches)
-        others = self._trained(self.case.net.build(), fewer)
-        pairs = zip(self.steps, others, strict=True)
-        return any(one.skipped != other.skipped for one, other in pairs)
+            fewer.append(replace(self.task, accumulate=accumulate, batches=batches))
+        skipped = [step.skipped for step in self.steps]
+        return any(
+            [step.skipped for step in self._trained(self.case.net.build(), task)] != skipped
+            for task in fewer
+        )
 
     def _moved(self, precision: str, seed: int = 0) -> list[Step]:
         """The steps of inputs that are other by rounding."""
