@@ -50,6 +50,17 @@ def test_a_run_goes_on_under_other_plans_without_losing_a_step(cluster, experime
     assert wb.Experiment.load(run.checkpoint / "experiment.toml").plan == UNEQUAL
 
 
+def test_nothing_of_the_plan_before_stays_in_memory(cluster, experiment):
+    """As little as of a run that had the plan from the beginning."""
+    direct = cluster.train(experiment.replace(plan=HALVES, steps=20), module=NET).wait(LONG_S)
+    run = cluster.train(experiment, module=NET)
+    change = run.replan(HALVES)
+    run.wait(LONG_S)
+    later = run.metrics[run.metrics["step"] > change.carried_out.step + 2]
+    for column in ("peak_bytes", "staging_bytes"):
+        assert later[column].max() <= direct.metrics[column].max()
+
+
 def test_it_is_resumed_under_its_last_plan(cluster, experiment):
     run = cluster.train(experiment.replace(steps=100_000), module=NET)
     run.replan(HALVES).wait(LONG_S)

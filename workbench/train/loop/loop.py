@@ -4,6 +4,7 @@ Step after step ranks compute, agree, update, report and save. Where the loss is
 look for the layer that first gave one.
 """
 
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -247,9 +248,10 @@ class Loop:
         everyone, recorder = state.everyone, state.world.recorder
         shared, received = state.world.shared_bytes, resharded_bytes(recorder)
         self.state = under(state, plan, done)
-        del state  # the old pieces go before the next step
-        self.meter.add(self.state.world.shared_bytes - shared)
         self.traces.restart(self.state.tracer)
+        del state
+        gc.collect()  # it is in cycles: its pieces, and its buffers in shared memory, go now
+        self.meter.add(self.state.world.shared_bytes - shared)
         mine = torch.zeros(everyone.size, 2, dtype=torch.float64)
         mine[everyone.rank, 0] = resharded_bytes(recorder) - received
         mine[everyone.rank, 1] = time.perf_counter() - began
@@ -411,6 +413,14 @@ def train(
     rates = LearningRates.of(experiment.optimizer.lr, requests)
     with PeakMeter(torch.device(config.device)) as meter, World.open(config) as world:
         groups = world.groups(group_specs_of(experiment.plan))
-        state = RankState.start(experiment, world, groups, weights, resume, rates)
+        # Not in a variable, which would keep the first state when a re-cut has made another.
+        loop = Loop(
+            RankState.start(experiment, world, groups, weights, resume, rates),
+            rates,
+            meter,
+            directory,
+            control,
+            emit,
+        )
         meter.add(world.shared_bytes)
-        return Loop(state, rates, meter, directory, control, emit).run()
+        return loop.run()
