@@ -27,9 +27,9 @@ def readable(
     """Turns pydantic's report into one short line for each wrong field.
 
     Args:
-        error: what is raised.
+        error: the class of the error to raise.
         what: what is made of the fields.
-        meant: what each field is, by its name.
+        meant: the meaning of each field, by its name.
 
     Raises:
         ValueError: pydantic's validation fails; it is of the given type.

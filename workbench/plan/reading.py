@@ -30,7 +30,7 @@ def text_of(path: str | Path, error: type[ValueError]) -> str:
 
     Args:
         path: the file.
-        error: what is raised where it holds no text.
+        error: the class of the error to raise where it holds no text.
 
     Raises:
         ValueError: it is no file of its own, too large, or no text; it is of the given type.
@@ -52,7 +52,7 @@ def toml_of(text: str, error: type[ValueError]) -> dict[str, Any]:
 
     Args:
         text: the text.
-        error: what is raised where it is no TOML.
+        error: the class of the error to raise where it is no TOML.
 
     Raises:
         ValueError: it is not TOML, or nested too deeply; it is of the given type.

@@ -219,7 +219,7 @@ def every(named: str = "") -> Iterator[Case]:
     """All cases; the timed ones of one model follow each other.
 
     Args:
-        named: what the names of their model and plan contain, as "resnet18" or "resnet18, hybrid".
+        named: a part of the names of their model and plan: "resnet18", or "resnet18, hybrid".
     """
     for rows, timed in ((TIMED, True), (METERED, False)):
         yield from (_case(row, timed=timed) for row in rows if named in f"{row[0]}, {row[1]}")

@@ -57,7 +57,7 @@ def memory_cells(case: Case, prediction: Prediction, found: Sequence[Observed]) 
     Args:
         case: the case.
         prediction: the prediction for a machine that knows its kernels.
-        found: what each rank measured.
+        found: the workspaces that each rank measured.
     """
     memory, experiment = prediction.memory, case.experiment
     errors = [abs(memory[rank].peak_bytes / seen.peak_bytes - 1) for rank, seen in enumerate(found)]

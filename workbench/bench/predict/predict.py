@@ -48,7 +48,7 @@ def run(*, quick: bool, only: str | None = None, cases_named: str = "") -> Repor
     Args:
         quick: whether to take few cases.
         only: "memory", to measure memory and traffic alone; None: times, too.
-        cases_named: what the names of the measured cases contain: "resnet18", or also a plan.
+        cases_named: a part of the names of the measured cases: "resnet18", or also a plan.
 
     Raises:
         ValueError: there is no such part, or no case of this name.

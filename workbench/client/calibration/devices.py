@@ -239,7 +239,7 @@ def with_workspaces(
 
     Args:
         devices: one for all ranks, or one for each.
-        found: what each rank measured.
+        found: the workspaces that each rank measured.
     """
     every = [devices[rank % len(devices)] for rank in range(len(found))]
     shared: dict[tuple[str, str, int], tuple[Workspace, ...]] = {}

@@ -73,7 +73,7 @@ class Coder(Extension, ABC):
 
         Args:
             x: the values [length], one or more, as they were encoded.
-            wire: what `encode` has made of them.
+            wire: the bytes that `encode` has made of them.
         """
         decoded = torch.empty_like(x)
         self.decode(wire, decoded)

@@ -102,7 +102,7 @@ class SharedCount:
         memory: the mapped memory in which it lies.
         offset: its place in that memory [bytes], a multiple of 4; counts that change often lie 64
             bytes apart, so that each has a cache line of its own.
-        futex: what wakes and sleeps.
+        futex: the kernel's calls by which ranks sleep and are woken.
 
     Attributes:
         cell: the word itself; `cell.value` is the quick way to read it.
@@ -153,7 +153,7 @@ class Staging:
         segments: the mapped segment of each rank, of SEGMENT_BYTES.
         peers: the processes of the ranks, which may end.
         watch: what waits where it takes long.
-        futex: what wakes and sleeps.
+        futex: the kernel's calls by which ranks sleep and are woken.
         spins: whether waiting may take a core for a moment: there is one for each rank.
     """
 

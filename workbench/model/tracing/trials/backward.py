@@ -44,7 +44,7 @@ def show_backward(probe: Probe, name: str) -> None:
 
     Args:
         probe: the operation, which takes batches of two samples and of four.
-        name: what errors call it.
+        name: the operation's name in errors.
 
     Raises:
         OperationError: a sample's gradient depends on the other samples, or one is sparse.
