@@ -1,4 +1,4 @@
-# Makes .venv, once; sourced by env/lab and env/test, which set $root to the checkout's folder.
+# Makes .venv, once; sourced by env/lab, env/test and others, which set $root to the checkout's folder.
 #
 # After `prepare`, the programs of .venv come first on PATH. $stamp says what is installed there
 # (see `wanted`), or "unfinished" while an installation is under way. POSIX sh.
@@ -7,6 +7,9 @@ venv=$root/.venv
 stamp=$venv/.stamp
 log=$venv/install.log
 pythons="3.11 3.12 3.13 3.14" # those for which every pinned package has a wheel
+wheels=''       # the folder that env/offline made, where it is installed from that alone
+venv_options='' # of python -m venv
+gib=''          # of disk for an installation
 unbundled='npm could not get|esbuild could not|bundling the widgets needs' # as env/bundle.py says it
 
 say() { printf '%s\n' "$*" >&2; }
@@ -70,17 +73,32 @@ install() {
         say "[1/2] making .venv with $python (Python $version)"
         mkdir "$venv"
         echo unfinished >"$stamp"
-        "$python" -m venv "$venv" || fail "$python could not make a virtual environment (above)"
+        # shellcheck disable=SC2086 # none is no option
+        "$python" -m venv $venv_options "$venv" || fail "$python could not make a virtual environment (above)"
     fi
     say "[2/2] installing the pinned packages (a few minutes, the first time)"
     echo unfinished >"$stamp"
     rm -f "$log"
-    # PIP_USER: a `user = true` in pip's configuration does not suit a virtual environment.
-    PIP_USER=0 "$venv/bin/python" -m pip install --no-input --disable-pip-version-check \
-        --log "$log" --constraint env/constraints.txt --editable '.[test]' >&2 || explain $?
+    pip_install "$venv/bin/python" || explain $?
     rm -f "$log"
     echo "$wanted" >"$stamp"
     say "done"
+}
+
+# pip_install PYTHON: from pip's index, or from env/offline's folder alone, whatever pip's
+# configuration says; there every package is named, so that nothing is resolved.
+pip_install() {
+    into=$1
+    if [ -z "$wheels" ]; then
+        set -- --constraint env/constraints.txt --editable '.[test]'
+    else
+        export PIP_CONFIG_FILE=/dev/null
+        set -- --isolated --no-index --find-links "$wheels" \
+            --no-deps --requirement "$wheels/../requirements.txt" --editable .
+    fi
+    # PIP_USER: a `user = true` in pip's configuration does not suit a virtual environment.
+    PIP_USER=0 "$into" -m pip install --no-input --disable-pip-version-check \
+        --log "$log" "$@" >&2
 }
 
 # Whether .venv can be brought up to date: it works, is where it was made, and no installation into
@@ -131,8 +149,10 @@ find_python() {
 }
 
 require_disk() {
-    gib=3
-    if command -v nvidia-smi >/dev/null || [ -e /proc/driver/nvidia/version ]; then gib=9; fi
+    if [ -z "$gib" ]; then
+        gib=3
+        if command -v nvidia-smi >/dev/null || [ -e /proc/driver/nvidia/version ]; then gib=9; fi
+    fi
     # The last line's fourth column, in KiB; where df says something else, pip will tell.
     # shellcheck disable=SC2046
     set -- $(df -Pk "$root" 2>/dev/null | tail -n 1)
@@ -149,6 +169,10 @@ explain() {
         set -- "the disk is full" "free some space: pip also needs it in ${TMPDIR:-/tmp} and its cache"
     elif logged "$unbundled"; then
         set -- "the widgets' scripts could not be bundled" "$(build_words)"
+    elif [ -n "$wheels" ] && logged 'No matching distribution|not a supported wheel'; then
+        set -- "the wheels do not suit this machine, with the words above" \
+            "they are for Python $(cat "$wheels/../python") on $(cat "$wheels/../platform")" \
+            "collect them again, with env/offline DIR --python and --platform"
     elif logged 'CERTIFICATE_VERIFY_FAILED'; then
         set -- "pip does not trust the certificate of the package index" \
             "name your network's certificate: pip config set global.cert FILE"

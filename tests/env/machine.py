@@ -7,14 +7,14 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = "cat cksum cp cut df dirname flock grep head id mkdir rm sed sh sha256sum tail".split()
+TOOLS = "cat cksum cp cut df dirname du flock grep head id mkdir rm sed sh sha256sum tail".split()
 
 # Answers as Python does; its pip writes down how it was called, and obeys PIP_SAYS and PIP_EXITS.
 PYTHON = """#!/bin/sh
 case $* in
 *version_info*) echo {version} ;;
 *ensurepip*) exit {without_venv} ;;
-"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+"-m venv "*) for place do :; done; mkdir -p "$place/bin" && cp "$0" "$place/bin/python" ;;
 "-m pip --version") ;;
 "-m pip install "*)
     echo "$* user=${{PIP_USER:-}}" >>"$CALLS"
