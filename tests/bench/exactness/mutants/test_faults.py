@@ -76,6 +76,8 @@ def test_each_kind_finds_its_places(kind, line, faulty):
         "a = b",
         "a = 1_000_000",
         "zip(a, b, strict=True)",
+        "Thread(target=f, daemon=True)",
+        "a = dict[str, int](b)",
         "Message = tuple[int, Tensor]",
         'x.device.type == "cpu"',
     ],

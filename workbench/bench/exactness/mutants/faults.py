@@ -6,6 +6,7 @@ change the compiled code.
 """
 
 import ast
+import builtins
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -169,6 +170,8 @@ def _left_out(parent: ast.AST, name: str, child: ast.AST) -> bool:
         return True
     if isinstance(parent, ast.If) and (never := _never(parent.test)):
         return name in (never, "test")
+    if isinstance(parent, ast.Subscript) and name == "slice" and _is_type(parent.value):
+        return True  # dict[str, int](): annotations as well
     match child:
         case ast.Raise() | ast.Assert() | ast.JoinedStr():
             return True
@@ -180,7 +183,7 @@ def _left_out(parent: ast.AST, name: str, child: ast.AST) -> bool:
             return called in WARNS or "cuda" in ast.unparse(child.func)
         case ast.Expr(value=ast.Constant()):
             return True
-        case ast.keyword(arg="strict"):  # of zip: an assertion
+        case ast.keyword(arg="strict" | "daemon"):  # assertions of zip; how a process ends
             return True
         case ast.Assign(targets=[ast.Name(id="__all__" | "__slots__")]):
             return True
@@ -195,6 +198,11 @@ def _left_out(parent: ast.AST, name: str, child: ast.AST) -> bool:
         case ast.Tuple() | ast.List() | ast.Set():
             return _is_set(parent, name)
     return False
+
+
+def _is_type(node: ast.AST) -> bool:
+    """Whether it is a class of Python's own."""
+    return isinstance(node, ast.Name) and isinstance(getattr(builtins, node.id, None), type)
 
 
 def _is_set(parent: ast.AST, name: str) -> bool:
