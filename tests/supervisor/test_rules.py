@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.supervisor import supervising as keeping
+from tests.supervisor import supervising
 from workbench.hosts.processes import ending
 from workbench.store.cluster_spec import FILE, HERE, ClusterSpec, Site, identity
 from workbench.store.errors import ClusterError
@@ -27,7 +27,9 @@ def store(tmp_path):
 
 def test_a_spec_is_read_as_it_was_written(tmp_path):
     there = Site(("nsenter", "--net=/run/netns/host0", "--"), {"GLOO_SOCKET_IFNAME": "eth0"})
-    spec = keeping.spec(1, linger_s=2.5, bound_to=ProcessIdentity.here(), environment={"A": "b"})
+    spec = supervising.spec(
+        1, linger_s=2.5, bound_to=ProcessIdentity.here(), environment={"A": "b"}
+    )
     spec = replace(spec, sites=(there, HERE))
     spec.save(tmp_path)
     assert ClusterSpec.load(tmp_path) == spec
@@ -51,7 +53,7 @@ def test_a_spec_that_cannot_be_read(tmp_path, text, told):
 
 
 def test_a_spec_with_parts_missing_cannot_be_read(tmp_path):
-    keeping.spec(1).save(tmp_path)
+    supervising.spec(1).save(tmp_path)
     fields = json.loads((tmp_path / FILE).read_text())
     del fields["devices"][0]["cores"]
     (tmp_path / FILE).write_text(json.dumps(fields))
@@ -62,7 +64,7 @@ def test_a_spec_with_parts_missing_cannot_be_read(tmp_path):
 @pytest.mark.parametrize("wrong", [{"linger_s": -1}, {"timeout_s": 0}, {"sites": (HERE,)}])
 def test_impossible_specs(wrong):
     with pytest.raises(ValueError, match=r"linger_s|timeout|2 devices and 1 sites"):
-        replace(keeping.spec(1), **wrong)
+        replace(supervising.spec(1), **wrong)
 
 
 def test_clusters_of_one_name_in_two_places_are_two(tmp_path):
@@ -72,7 +74,7 @@ def test_clusters_of_one_name_in_two_places_are_two(tmp_path):
 
 def test_a_cluster_stays_while_somebody_is_attached_and_a_while_more(store):
     store.attach(ProcessIdentity.here())
-    lifetime = Lifetime(keeping.spec(1, linger_s=5.0), store, 0.0)
+    lifetime = Lifetime(supervising.spec(1, linger_s=5.0), store, 0.0)
     assert not lifetime.is_over(1000.0)
     store.detach(ProcessIdentity.here())
     assert not lifetime.is_over(1005.0)
@@ -81,7 +83,7 @@ def test_a_cluster_stays_while_somebody_is_attached_and_a_while_more(store):
 
 def test_who_ended_without_a_word_is_not_attached(store):
     store.attach(GONE)
-    assert Lifetime(keeping.spec(1, linger_s=5.0), store, 0.0).is_over(5.1)
+    assert Lifetime(supervising.spec(1, linger_s=5.0), store, 0.0).is_over(5.1)
     assert store.owners() == ()
 
 
@@ -92,15 +94,17 @@ def test_who_ended_without_a_word_is_not_attached(store):
 def test_a_cluster_stays_for_jobs_that_go_on_by_themselves(store, state, stays):
     job = store.submit(Request(kind="train", name="mlp", task="a:b", engines=1))
     store.update(job, state=state)
-    lifetime = Lifetime(keeping.spec(1, linger_s=0.0), store, 0.0)
+    lifetime = Lifetime(supervising.spec(1, linger_s=0.0), store, 0.0)
     assert bool(lifetime.is_over(1.0)) == (not stays)
 
 
 def test_a_cluster_that_is_bound_ends_with_its_process_whatever_it_has_to_do(store):
     store.attach(ProcessIdentity.here())
-    lifetime = Lifetime(keeping.spec(1, bound_to=GONE), store, 0.0)
+    lifetime = Lifetime(supervising.spec(1, bound_to=GONE), store, 0.0)
     assert f"process {os.getpid()} has ended" in lifetime.is_over(0.1)
-    assert not Lifetime(keeping.spec(1, bound_to=ProcessIdentity.here()), store, 0.0).is_over(0.1)
+    assert not Lifetime(supervising.spec(1, bound_to=ProcessIdentity.here()), store, 0.0).is_over(
+        0.1
+    )
 
 
 def test_the_first_replacement_starts_at_once_and_the_next_ones_later():

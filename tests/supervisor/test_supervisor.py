@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.engine.test_calls import EXPERIMENT
-from tests.supervisor import supervising as keeping
+from tests.supervisor import supervising
 from workbench.engine.calls import Assignment, assume_identity, introduce, run
 from workbench.hosts.processes import is_alive
 from workbench.server.engine_calls import Calls
@@ -49,7 +49,7 @@ class Kept:
         return [event.text for event in self.store.events() if event.kind == kind]
 
     def server(self) -> int | None:
-        for process in keeping.processes(self.folder):
+        for process in supervising.processes(self.folder):
             if "tests.supervisor.greeter" in process.cmdline():
                 return process.pid
         return None
@@ -59,8 +59,8 @@ def end(folder: Path) -> None:
     """Ends a cluster as `shutdown` does, if it is there; nothing of it may be left."""
     if (supervisor := supervisor_of(folder)) is not None:
         Store(folder / STORE).command("shutdown")
-        keeping.until(lambda: not supervisor.is_alive, folder)
-    assert not keeping.processes(folder)
+        supervising.until(lambda: not supervisor.is_alive, folder)
+    assert not supervising.processes(folder)
     assert not folder.exists()
 
 
@@ -80,12 +80,12 @@ def kept(tmp_path_factory) -> Iterator[Kept]:
         assert notebook.stdout.readline() == b"started\n"
         store = Store(folder / STORE)
         store.attach(ProcessIdentity.here())
-        keeping.until(lambda: keeping.idle(folder, store), folder)
+        supervising.until(lambda: supervising.idle(folder, store), folder)
         before = Kept(folder, store).pids()
         os.killpg(notebook.pid, signal.SIGINT)
         os.killpg(notebook.pid, signal.SIGKILL)
     kept = Kept(folder, store)
-    keeping.until(lambda: len(store.owners()) == 1, folder)  # the supervisor has seen it
+    supervising.until(lambda: len(store.owners()) == 1, folder)  # the supervisor has seen it
     assert kept.pids() == before
     yield kept
     end(folder)
@@ -105,7 +105,7 @@ def test_engines_work_on_without_their_notebook(kept, calls, tmp_path):
     task, packed = "tests.engine.test_calls:adds", pack(EXPERIMENT)
     given = Assignment(task, packed, arguments, own, tmp_path, 0, trains=False)
     calls.call(engine.engine_id, run, given)
-    answer = keeping.until(lambda: RankFiles(tmp_path, 0).answer, kept.folder)
+    answer = supervising.until(lambda: RankFiles(tmp_path, 0).answer, kept.folder)
     assert Answer.unpack(answer).value == 3 + EXPERIMENT.batch_size
     assert RankFiles(tmp_path, 0).pid == engine.pid
 
@@ -116,7 +116,7 @@ def test_messages_are_counted_and_large_ones_refused(kept):
     calls = Calls(kept.folder, lambda *each: counted.append(each))
     engine_id = kept.store.engines()[0].engine_id
     calls.call(engine_id, introduce, job=7).get(timeout=LONG_S)
-    keeping.until(lambda: len(counted) == 2, kept.folder)
+    supervising.until(lambda: len(counted) == 2, kept.folder)
     assert [(direction, job) for direction, _bytes, job in counted] == [
         ("sent", 7),
         ("received", 7),
@@ -129,13 +129,15 @@ def test_messages_are_counted_and_large_ones_refused(kept):
     assert len(counted) == 2
     memories = ("history", "results", "_futures", "_output_futures")
     remembered = [getattr(calls._client, each) for each in memories]
-    keeping.until(lambda: not any(remembered), kept.folder)
+    supervising.until(lambda: not any(remembered), kept.folder)
     calls.close()
 
 
 @pytest.mark.slow
 def test_ranks_meet_where_the_supervisor_says(kept):
-    address, _, port = keeping.until(lambda: kept.store.meta("meeting"), kept.folder).partition(":")
+    address, _, port = supervising.until(lambda: kept.store.meta("meeting"), kept.folder).partition(
+        ":"
+    )
     meeting = dist.TCPStore(address, int(port), is_master=False)
     meeting.set("met", "here")
     assert meeting.get("met") == b"here"
@@ -146,17 +148,17 @@ def test_ranks_meet_where_the_supervisor_says(kept):
 def test_an_engine_that_died_is_replaced(kept):
     pid = kept.pids()[0]
     os.kill(pid, signal.SIGKILL)
-    keeping.until(lambda: kept.pids()[0] != pid, kept.folder)
-    keeping.until(lambda: keeping.idle(kept.folder, kept.store), kept.folder)
+    supervising.until(lambda: kept.pids()[0] != pid, kept.folder)
+    supervising.until(lambda: supervising.idle(kept.folder, kept.store), kept.folder)
     assert kept.store.engines()[0].death == "was ended by SIGKILL"
     assert f"engine 0 (process {pid}) was ended by SIGKILL" in kept.events("engine_died")[-1]
 
 
 @pytest.mark.slow
 def test_a_server_that_died_is_started_again(kept):
-    before, server = kept.pids(), keeping.until(kept.server, kept.folder)
+    before, server = kept.pids(), supervising.until(kept.server, kept.folder)
     os.kill(server, signal.SIGKILL)
-    keeping.until(lambda: kept.server() not in (None, server), kept.folder)
+    supervising.until(lambda: kept.server() not in (None, server), kept.folder)
     assert f"(process {server}) was ended by SIGKILL" in kept.events("server_died")[-1]
     assert kept.pids() == before
 
@@ -167,21 +169,21 @@ def test_a_controller_that_died_is_started_again(kept, calls):
     engine = kept.store.engines()[0]
     (controller,) = (
         each
-        for each in keeping.processes(kept.folder)
+        for each in supervising.processes(kept.folder)
         if "ipyparallel.controller" in each.cmdline()
         and each.ppid() == supervisor_of(kept.folder).pid
     )
     controller.kill()
-    keeping.until(lambda: kept.events("controller_died"), kept.folder)
+    supervising.until(lambda: kept.events("controller_died"), kept.folder)
     later = Calls(kept.folder, lambda _direction, _bytes, _job: None)
-    keeping.until(lambda: engine.engine_id in later.registered, kept.folder)
+    supervising.until(lambda: engine.engine_id in later.registered, kept.folder)
 
     def introduced(by: Calls) -> tuple[int, int] | None:
         with suppress(ipyparallel.TimeoutError):  # too soon: the engine was not connected again
             return by.call(engine.engine_id, introduce).get(timeout=0.5)
 
     for each in (later, calls):
-        assert keeping.until(partial(introduced, each), kept.folder) == (0, engine.pid)
+        assert supervising.until(partial(introduced, each), kept.folder) == (0, engine.pid)
     later.close()
     assert kept.pids()[0] == engine.pid
 
@@ -201,8 +203,8 @@ def test_the_assistant_takes_another_engine_s_place(kept, calls):
     for place, other in ((0, assistant), (1, engine)):
         kept.store.set_engine(place, process=other.process, engine_id=other.engine_id)
     os.kill(assistant.pid, signal.SIGKILL)  # which has the other place now
-    keeping.until(lambda: kept.pids()[0] != assistant.pid, kept.folder)
-    keeping.until(lambda: keeping.idle(kept.folder, kept.store), kept.folder)
+    supervising.until(lambda: kept.pids()[0] != assistant.pid, kept.folder)
+    supervising.until(lambda: supervising.idle(kept.folder, kept.store), kept.folder)
     assert kept.pids()[1] == engine.pid
 
 
@@ -217,27 +219,27 @@ def test_a_folder_has_one_supervisor(kept):
 @pytest.mark.slow
 def test_nothing_outlives_a_killed_supervisor(tmp_path):
     folder = tmp_path / ".cluster-killed"
-    start(folder, keeping.spec(1))
+    start(folder, supervising.spec(1))
     store, supervisor = Store(folder / STORE), supervisor_of(folder)
-    keeping.until(lambda: store.meta("meeting") and (folder / "greeter").exists(), folder)
+    supervising.until(lambda: store.meta("meeting") and (folder / "greeter").exists(), folder)
     os.kill(store.engines()[0].pid, signal.SIGSTOP)  # even one that cannot look
     os.kill(supervisor.pid, signal.SIGKILL)
-    keeping.until(lambda: not keeping.processes(folder), folder)
+    supervising.until(lambda: not supervising.processes(folder), folder)
     assert supervisor_of(folder) is None
 
 
 @pytest.mark.slow
 def test_a_cluster_ends_when_nobody_needs_it_and_keeps_what_it_has_done(tmp_path):
     folder = tmp_path / ".cluster-lingers"
-    start(folder, keeping.spec(1, linger_s=0.1))
+    start(folder, supervising.spec(1, linger_s=0.1))
     store, supervisor = Store(folder / STORE), supervisor_of(folder)
     job = store.submit(Request(kind="train", name="mlp", task="a:b", engines=1))
     store.detach(ProcessIdentity.here())
-    keeping.until(lambda: len(keeping.processes(folder)) > 2, folder)
+    supervising.until(lambda: len(supervising.processes(folder)) > 2, folder)
     assert supervisor.is_alive  # there is something to do
     store.update(job, state="finished")
-    keeping.until(lambda: not supervisor.is_alive, folder)
-    assert not keeping.processes(folder)
+    supervising.until(lambda: not supervisor.is_alive, folder)
+    assert not supervising.processes(folder)
     assert not (folder / "profile").exists()
     assert Store(folder / STORE).job(job).state == "finished"
     start(folder)
@@ -250,7 +252,7 @@ def test_engines_that_end_at_once_are_not_started_for_ever(tmp_path, monkeypatch
     monkeypatch.setattr(supervisor_module, "PATIENCE", RestartPolicy(10.0, 0.01, 0.02, most=3))
     folder = tmp_path / ".cluster-poisoned"
     folder.mkdir()
-    spec = keeping.spec(1)
+    spec = supervising.spec(1)
     nowhere = Site(("sh", "-c", "echo no such host; exit 7"), {})
     spec = replace(spec, sites=(nowhere, spec.sites[1]), server="json.tool")
     store = Store(folder / STORE, create=True)
@@ -263,13 +265,13 @@ def test_engines_that_end_at_once_are_not_started_for_ever(tmp_path, monkeypatch
         Store(store.path).command("shutdown", remove=False)
         await supervisor
 
-    asyncio.run(asyncio.wait_for(keep(), keeping.SOON_S))
+    asyncio.run(asyncio.wait_for(keep(), supervising.SOON_S))
     texts = [event.text for event in Store(store.path).events() if event.engine == 0]
     assert len(texts) == 3
     assert "exited with 7, as did those before it" in texts[-1]
     assert "no such host" in texts[-1]
     assert store.engines()[0].state == "dead"
-    assert not keeping.processes(folder)
+    assert not supervising.processes(folder)
 
 
 @pytest.mark.slow
@@ -280,13 +282,13 @@ def test_a_supervisor_that_cannot_start_says_why(tmp_path):
     (tmp_path / "workbench").mkdir()  # in the place of ours, wherever that is installed
     (tmp_path / "workbench" / "__init__.py").touch()
     with pytest.raises(ClusterError, match=r"no supervisor for .*No module named"):
-        start(folder, keeping.spec(1, environment={"PYTHONPATH": str(tmp_path)}))
+        start(folder, supervising.spec(1, environment={"PYTHONPATH": str(tmp_path)}))
     assert supervisor_of(folder) is None
 
 
 @pytest.mark.slow
 def test_a_supervisor_whose_caller_was_interrupted_starts_nothing(tmp_path):
-    keeping.spec(1).save(tmp_path)
+    supervising.spec(1).save(tmp_path)
     Store(tmp_path / STORE, create=True)
     supervisor = subprocess.Popen(
         [sys.executable, "-m", "workbench.supervisor", str(tmp_path)],
@@ -295,9 +297,9 @@ def test_a_supervisor_whose_caller_was_interrupted_starts_nothing(tmp_path):
         stderr=subprocess.DEVNULL,
     )
     supervisor.stdout.close()
-    assert supervisor.wait(keeping.SOON_S) == 1
+    assert supervisor.wait(supervising.SOON_S) == 1
     assert supervisor_of(tmp_path) is None
-    assert not keeping.processes(tmp_path)
+    assert not supervising.processes(tmp_path)
 
 
 def test_a_process_that_is_gone_is_never_the_supervisor(tmp_path):

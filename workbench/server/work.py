@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workbench.server.attempt import Attempt, Rank, attempt_folder
+from workbench.server.attempt import Attempt, attempt_folder
 from workbench.server.pace import MemoryTrend, Pace
 from workbench.store.errors import ClusterError
 from workbench.store.record import JobRecord, JobState
@@ -82,11 +82,6 @@ class Work:
         self.memory = MemoryTrend()
         self.resumed = step_of(record.checkpoint)
         self.newest = None
-
-    def ranks_on(self, place: int) -> list[Rank]:
-        """The rank on an engine, if there is one."""
-        ranks = self.attempt.ranks if self.attempt is not None else []
-        return [rank for rank in ranks if rank.place == place]
 
 
 def step_of(checkpoint: str | None) -> int:
