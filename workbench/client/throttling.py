@@ -15,7 +15,9 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import psutil
 
@@ -39,6 +41,7 @@ def throttle(pid: int, factor: float) -> None:
         OSError: the process has ended.
         psutil.NoSuchProcess: the same, elsewhere than on Linux.
     """
+    send = _sender(pid)
     before = processor_s(pid)
     ran_s = held_s = forgiven_s = 0.0
     print(flush=True)
@@ -48,17 +51,27 @@ def throttle(pid: int, factor: float) -> None:
         is_turn = owed_s >= TURN_S * (factor - 1)
         if is_turn:
             forgiven_s += max(0.0, owed_s - MOST_S)
-            os.kill(pid, signal.SIGSTOP)
+            send(signal.SIGSTOP)
         began = time.monotonic()
-        heard = _heard(min(owed_s, MOST_S) if is_turn else LOOK_S)
-        if is_turn:
-            os.kill(pid, signal.SIGCONT)
-            held_s += time.monotonic() - began
+        try:
+            heard = _heard(min(owed_s, MOST_S) if is_turn else LOOK_S)
+        finally:
+            if is_turn:
+                send(signal.SIGCONT)
+                held_s += time.monotonic() - began
         if heard == "":
             return
         ran_s = processor_s(pid) - before
         if heard is not None:
             print(ran_s, held_s, flush=True)
+
+
+def _sender(pid: int) -> Callable[[signal.Signals], None]:
+    """What signals a process, and never another that has its id by then."""
+    opener: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
+    if opener is None:  # macOS
+        return partial(os.kill, pid)
+    return partial(signal.pidfd_send_signal, opener(pid))
 
 
 def _heard(within_s: float) -> str | None:
@@ -82,8 +95,5 @@ def processor_s(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    number = int(sys.argv[1])
     with suppress(OSError, psutil.Error):
-        throttle(number, float(sys.argv[2]))
-    with suppress(OSError):
-        os.kill(number, signal.SIGCONT)
+        throttle(int(sys.argv[1]), float(sys.argv[2]))
