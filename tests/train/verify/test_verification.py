@@ -165,3 +165,10 @@ def test_a_parameter_without_gradient_is_missing():
     found = Coverage.of(GRAPH, [*compared, difference("weight", last.name)])
     assert found.gradients == len(GRAPH.trainable) - 1
     assert found.missing == (last.name,)
+
+
+def test_what_does_not_act_on_the_batch_is_no_operation():
+    first, *rest = GRAPH.layers
+    graph = replace(GRAPH, layers=(replace(first, rows=0), *rest))
+    found = Coverage.of(graph, everything(GRAPH))
+    assert found.operations == found.seen == len(rest)

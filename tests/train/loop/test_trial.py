@@ -1,0 +1,106 @@
+"""Samples that losses and metrics are tried on."""
+
+import pytest
+import torch
+
+from tests.plan.graphs import mlp
+from workbench.plan.experiment.task import TorchData
+from workbench.train.data.opening import open_data
+from workbench.train.data.reading import DataError
+from workbench.train.loop.trial import ROWS, Trial
+
+CPU = torch.device("cpu")
+GRAPH = mlp(2, 4, 3)
+
+
+class Numbers:
+    """Sample i has the target i."""
+
+    num_classes = None
+
+    def __init__(self, length, dtype=torch.int64):
+        self.length, self.dtype = length, dtype
+
+    def __len__(self):
+        return self.length
+
+    def batch(self, indices, epoch=-1):
+        return torch.zeros(len(indices), 2), {"number": indices.to(self.dtype)}
+
+
+def test_few_samples_are_all_taken():
+    tried = Trial.of(GRAPH, Numbers(5), CPU, torch.float64)
+    assert tried.rows == 5
+    assert tried.targets["number"].tolist() == [0, 1, 2, 3, 4]
+    ((output,), kind) = tried.outputs, tried.outputs[0].dtype
+    assert (tuple(output.shape), kind) == ((5, 3), torch.float64)
+    assert 0.05 <= float(output.min()) < 0.25
+    assert 0.8 < float(output.max()) <= 0.95
+
+
+def test_of_many_samples_some_are_taken_from_all_over():
+    tried = Trial.of(GRAPH, Numbers(10 * ROWS), CPU, torch.float32)
+    assert tried.rows == ROWS == 64
+    assert tried.targets["number"].tolist() == list(range(0, 640, 10))
+
+
+def test_of_a_stream_the_first_are_taken():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return ((torch.zeros(2), index) for index in range(200))
+
+    data = open_data(TorchData(train=Stream(), samples=(200, 0)), (2,), 3, "train")
+    tried = Trial.of(GRAPH, data, CPU, torch.float32)
+    assert tried.targets.tolist() == list(range(64))
+
+
+def test_targets_take_the_type_of_outputs():
+    tried = Trial.of(GRAPH, Numbers(3, torch.float32), CPU, torch.float64)
+    assert tried.targets["number"].dtype == torch.float64
+
+
+def test_outputs_are_the_same_each_time():
+    one, two = (Trial.of(GRAPH, Numbers(4), CPU, torch.float32) for _ in range(2))
+    assert torch.equal(one.outputs[0], two.outputs[0])
+
+
+def trial():
+    return Trial(3, (torch.arange(6.0).view(6, 1), torch.arange(3.0)), torch.tensor([7, 8, 9]))
+
+
+def test_rows_are_cut_with_all_that_is_theirs():
+    first, rest = trial().cut(1)
+    assert (first.rows, rest.rows) == (1, 2)
+    assert [output.flatten().tolist() for output in first.outputs] == [[0, 1], [0]]
+    assert [output.flatten().tolist() for output in rest.outputs] == [[2, 3, 4, 5], [1, 2]]
+    assert (first.targets.tolist(), rest.targets.tolist()) == ([7], [8, 9])
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_parts_without_rows_are_left_out(at):
+    (whole,) = trial().cut(at)
+    assert (whole.rows, whole.targets.tolist()) == (3, [7, 8, 9])
+
+
+def test_it_says_what_was_tried():
+    assert str(trial()) == "outputs of shape (6, 1) and (3,) and the targets of 3 samples"
+
+
+def test_classes_are_in_the_second_dimension():
+    def of(*labels):
+        return Trial(2, (torch.rand(2, 3),), torch.tensor(labels))
+
+    of(0, 2).check_classes()
+    with pytest.raises(DataError, match="numbers of classes, 0 to 2,"):
+        of(0, 3).check_classes()
+
+
+def test_classes_of_tokens_are_in_the_last_dimension():
+    def of(most):
+        return Trial(2, (torch.rand(2, 5, 3),), torch.full((2, 5), most))
+
+    of(2).check_classes(per_token=True)
+    with pytest.raises(DataError, match="numbers of classes, 0 to 2,"):
+        of(3).check_classes(per_token=True)
+    with pytest.raises(DataError, match="numbers of classes, 0 to 4,"):
+        of(2).check_classes()
