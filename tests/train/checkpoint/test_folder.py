@@ -116,3 +116,10 @@ def test_a_damaged_description_is_refused(tmp_path, content):
     (tmp_path / "checkpoint.toml").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"checkpoint\.toml is damaged"):
         folder.read_meta(tmp_path)
+
+
+def test_the_newest_is_known_by_its_number(tmp_path):
+    """By their names, which have six digits or more, the millionth would be an early one."""
+    whole(tmp_path, 999_999, 1_000_000)
+    folder.prune(tmp_path, 1_000_000, 1)
+    assert names(tmp_path) == ["step-1000000"]
