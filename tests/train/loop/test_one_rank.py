@@ -9,11 +9,22 @@ from tests.train.checkpoint.saving import Alone
 from workbench.comm.groups.record import Recorder
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
-from workbench.plan.experiment.experiment import SGD, Experiment, LocalSGD, Pipelined, Synthetic
+from workbench.plan.experiment.experiment import (
+    SGD,
+    Adam,
+    Experiment,
+    LocalSGD,
+    LRScheduler,
+    Pipelined,
+    Synthetic,
+)
 from workbench.plan.plan import Plan
+from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
+from workbench.train.loop.scoring import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.resharding import under
 
 
 class World(Alone):
@@ -39,12 +50,12 @@ def weights(tmp_path_factory):
     return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=net())
 
 
-def started(weights, **fields):
+def started(weights, resume=None, **fields):
     given = dict(data=DATA, batch_size=8, steps=6, precision="fp64", seed=3)
     given["optimizer"] = SGD(lr=0.1, momentum=0.9)
     run = Experiment(plan=Plan.data_parallel(GRAPH, 1), **given | fields)
     world = World()
-    return RankState.start(run, world, world.groups(group_specs_of(run.plan)), weights, None)
+    return RankState.start(run, world, world.groups(group_specs_of(run.plan)), weights, resume)
 
 
 def plain(steps, late):
@@ -122,3 +133,106 @@ def test_a_norm_is_clipped_before_weights_move(weights):
     _, after = trained(state, 1)
     moved = sum(float((after[name] - before[name]).square().sum()) for name in before) ** 0.5
     assert moved == pytest.approx(0.01, rel=1e-3)
+
+
+def keep_going(state, steps):
+    for step in steps:
+        state.stepper.run(step)
+        state.stepper.update()
+    return {name: p.detach().clone() for name, p in state.model.pieces().items()}
+
+
+def saved(state, directory, done):
+    """The folder of a checkpoint of this state."""
+    state.strategy.settle()
+    saver, strategy = Saver(directory, state.everyone), state.strategy
+    given = dict(in_flight=strategy.in_flight, residuals=strategy.residuals)
+    part, files = parts(done, state.model, state.updater, **given)
+    saver.begin(done, part, files, state.experiment)
+    saver.finish()
+    saver.close()
+    return saver.newest
+
+
+RUNS = [
+    {"ema": 0.5},
+    {"optimizer": Adam(lr=0.01), "shard_optimizer": True},
+    {"sync": LocalSGD(every=2, momentum="average")},
+    {"sync": Pipelined(width=3)},
+    {"sync": Pipelined(width=2, warmup=4)},
+    {"schedule": LRScheduler("StepLR", step_size=2, gamma=0.5)},
+]
+
+
+@pytest.mark.parametrize("fields", RUNS, ids=str)
+def test_a_rank_goes_on_from_its_checkpoint(weights, tmp_path, fields):
+    expected = keep_going(started(weights, **fields), range(6))
+    state = started(weights, **fields)
+    keep_going(state, range(3))
+    path = saved(state, tmp_path, 3)
+    again = started(weights, resume=path, **fields)
+    found = keep_going(again, range(3, 6))
+    assert all(torch.equal(found[name], piece) for name, piece in expected.items())
+
+
+@pytest.mark.parametrize("fields", RUNS, ids=str)
+def test_a_rank_goes_on_under_a_plan(weights, fields):
+    expected = keep_going(started(weights, **fields), range(6))
+    state = started(weights, **fields)
+    keep_going(state, range(3))
+    state.strategy.settle()
+    after = under(state, Plan.data_parallel(GRAPH, 1), 3)
+    found = keep_going(after, range(3, 6))
+    assert all(torch.equal(found[name], piece) for name, piece in expected.items())
+
+
+def test_averaged_weights_follow_those_that_move(weights):
+    state = started(weights, ema=0.75)
+    seen = [{name: p.detach().clone() for name, p in state.model.pieces().items()}]
+    seen += [keep_going(state, [step]) for step in range(2)]
+    with state.updater.averaged():
+        found = {name: p.detach().clone() for name, p in state.model.pieces().items()}
+    for name, (first, second, third) in {n: [each[n] for each in seen] for n in found}.items():
+        mean = 0.75 * (0.75 * first + 0.25 * second) + 0.25 * third
+        torch.testing.assert_close(found[name], mean)
+    now = state.model.pieces()
+    assert all(torch.equal(now[name].detach(), piece) for name, piece in seen[-1].items())
+
+
+def test_a_rank_follows_its_schedule(weights):
+    """Without momentum, weights of half the rate move half as far."""
+    halved = LRScheduler("StepLR", step_size=1, gamma=0.5)
+    plain_one, other = (
+        started(weights, optimizer=SGD(lr=0.1), schedule=schedule) for schedule in (None, halved)
+    )
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            keep_going(plain_one, [0]).values(), keep_going(other, [0]).values(), strict=True
+        )
+    )
+    before = {name: p.detach().clone() for name, p in other.model.pieces().items()}
+    far, near = keep_going(plain_one, [1]), keep_going(other, [1])
+    for name, start in before.items():
+        torch.testing.assert_close(2 * (near[name] - start), far[name] - start)
+
+
+@pytest.mark.parametrize("batch_size", [2, 5, 8])
+def test_an_evaluation_is_a_mean_over_the_test_split(weights, batch_size):
+    state = started(weights)
+    data = state.test_data
+    inputs, labels = data.batch(torch.arange(len(data)))
+    scores = net().double()(inputs.double())
+    found = evaluate(
+        state.model,
+        data,
+        batch_size,
+        state.everyone,
+        state.world.device,
+        torch.float64,
+        state.scoring,
+    )
+    assert len(data) == 5
+    assert found["loss"] == pytest.approx(F.cross_entropy(scores, labels).item())
+    assert found["accuracy"] == (scores.argmax(1) == labels).double().mean().item()
+    assert state.model.training
