@@ -1,8 +1,10 @@
 """Experiments as values."""
 
+import re
+
 import pytest
 
-from tests.plan.graphs import vgg
+from tests.plan.graphs import mlp, vgg
 from workbench.plan import (
     CIFAR10,
     SGD,
@@ -175,6 +177,25 @@ def test_replace_validates():
     assert Experiment(**FIELDS).replace(steps=5).steps == 5
     with pytest.raises(ExperimentError, match="steps"):
         Experiment(**FIELDS).replace(steps=-5)
+
+
+@pytest.mark.parametrize(
+    ("shares", "ranks"),
+    [((0, 1, 0, 1), "[0, 2]"), ((1, 0, 1, 0), "[1, 3]"), ((0, 0, 0, 0), "[0, 2]")],
+)
+def test_somebody_updates_every_part_of_a_cut_weight(shares, ranks):
+    plan = Plan.data_parallel(mlp(4, 6, 2), 4)
+    fields = {**FIELDS, "plan": plan.with_layer("fc0", scheme="shard_out", group_size=2)}
+    with pytest.raises(ExperimentError, match=re.escape(ranks)):
+        Experiment(**fields, shard_optimizer=shares)
+
+
+def test_what_one_rank_alone_holds_needs_no_share():
+    plan = Plan.data_parallel(mlp(4, 6, 2), 2)
+    fields = {**FIELDS, "plan": plan.with_layer("fc0", scheme="shard_out", group_size=2)}
+    assert Experiment(**fields, shard_optimizer=(0, 1)).optimizer_shares == (0, 1)
+    with pytest.raises(ExperimentError, match="2 numbers >= 0, one for each rank"):
+        Experiment(**fields, shard_optimizer=(0, 1, 1))
 
 
 def test_repr():
