@@ -6,7 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.train.checkpoint.saving import Alone
+from tests.train.strategies.own import Adaptive, Prox, SlowMo
 from workbench.comm.groups.record import Recorder
+from workbench.model.errors import CheckpointError
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
@@ -18,13 +20,17 @@ from workbench.plan.experiment.experiment import (
     Pipelined,
     Synthetic,
 )
+from workbench.plan.experiment.strategy import Strategy
+from workbench.plan.experiment.sync import OwnStrategy
 from workbench.plan.plan import Plan
+from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
 from workbench.train.loop.scoring import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.resharding import under
+from workbench.train.verify.own_strategy import in_one_process
 
 
 class World(Alone):
@@ -236,3 +242,66 @@ def test_an_evaluation_is_a_mean_over_the_test_split(weights, batch_size):
     assert found["loss"] == pytest.approx(F.cross_entropy(scores, labels).item())
     assert found["accuracy"] == (scores.argmax(1) == labels).double().mean().item()
     assert state.model.training
+
+
+class Added(Strategy):
+    """Gradients of three steps are added up."""
+
+    every = 3
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Added(), SlowMo(every=2), SlowMo(every=2, momentum="reset", warmup=1), Prox(), Adaptive(1)],
+    ids=lambda strategy: type(strategy).__name__,
+)
+def test_a_strategy_of_one_s_own_is_as_in_plain_torch(weights, strategy):
+    state = started(weights, sync=OwnStrategy(strategy))
+    keep_going(state, range(state.experiment.steps))
+    state.strategy.settle()
+    expected = in_one_process(state.experiment, net())
+    for name, piece in state.model.pieces().items():
+        torch.testing.assert_close(piece.detach(), expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_a_step_says_what_it_did(weights):
+    state = started(weights)
+    found = [state.stepper.run(step) for step in (0, 2)]
+    assert [result.samples for result in found] == [8, 6]
+    assert [result.batches[0].rows for result in found] == [(8,), (6,)]
+    assert found[0].blocked_s == 0.0
+    assert 0 < found[0].seconds < 60
+
+
+def test_an_update_needs_a_step(weights):
+    state = started(weights)
+    with pytest.raises(RuntimeError, match="no step has been run"):
+        state.stepper.update()
+    state.stepper.run(0)
+    state.stepper.update()
+    with pytest.raises(RuntimeError, match="no step has been run"):
+        state.stepper.update()
+
+
+def test_another_optimizer_or_none_s_averages_are_refused(weights, tmp_path):
+    path = saved(started(weights), tmp_path, 0)
+    with pytest.raises(CheckpointError, match="no averaged weights: it was saved without ema"):
+        started(weights, resume=path, ema=0.5)
+    with pytest.raises(CheckpointError, match=r"has no exp_avg and exp_avg_sq and step for Adam"):
+        started(weights, resume=path, optimizer=Adam(lr=0.01))
+    with pytest.raises(CheckpointError, match="has no slow and speed of the strategy"):
+        started(weights, resume=path, sync=OwnStrategy(SlowMo()))
+
+
+def test_a_checkpoint_is_a_state_dict(weights, tmp_path):
+    state = started(weights, ema=0.5)
+    moved = keep_going(state, range(2))
+    path = saved(state, tmp_path, 2)
+    found = checkpoint.state_dict(path, GRAPH)
+    assert all(torch.equal(found[name], piece) for name, piece in moved.items())
+    with state.updater.averaged():
+        averaged = {name: p.detach().clone() for name, p in state.model.pieces().items()}
+    found = checkpoint.state_dict(path, GRAPH, ema=True)
+    assert all(torch.equal(found[name], piece) for name, piece in averaged.items())
+    with pytest.raises(CheckpointError, match="no averaged weights: they are there if"):
+        checkpoint.state_dict(saved(started(weights), tmp_path / "other", 0), GRAPH, ema=True)
