@@ -106,3 +106,12 @@ def test_a_function_that_fails_later_is_told_with_its_step():
     assert planned.at(1)[0]["lr"] == 0.0
     with pytest.raises(OwnObjectError, match=r"of step 2 is -1\.0"):
         planned.at(2)
+
+
+def test_options_of_a_step_before_are_those_that_it_had():
+    """A run may be set back."""
+    schedule = LRScheduler("StepLR", step_size=2, gamma=0.5)
+    fields = dict(plan=PLAN, data="synthetic", optimizer=SGD(lr=0.8), steps=STEPS)
+    found = Schedule(Experiment(**fields, schedule=schedule))
+    rates = [found.at(step)[0]["lr"] for step in (4, 0, 1, 3, 3, 2)]
+    assert rates == [0.2, 0.8, 0.8, 0.4, 0.4, 0.4]
