@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.train.checkpoint.saving import Alone
-from tests.train.strategies.own import Adaptive, Prox, SlowMo
+from tests.train.strategies.own import Adaptive, EveryThird, Heavy, Prox, SlowMo
 from workbench.comm.groups.record import Recorder
 from workbench.model.errors import CheckpointError
 from workbench.model.tracing.trace import trace
@@ -20,7 +20,6 @@ from workbench.plan.experiment.experiment import (
     Pipelined,
     Synthetic,
 )
-from workbench.plan.experiment.strategy import Strategy
 from workbench.plan.experiment.sync import OwnStrategy
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import checkpoint
@@ -244,15 +243,16 @@ def test_an_evaluation_is_a_mean_over_the_test_split(weights, batch_size):
     assert state.model.training
 
 
-class Added(Strategy):
-    """Gradients of three steps are added up."""
-
-    every = 3
-
-
 @pytest.mark.parametrize(
     "strategy",
-    [Added(), SlowMo(every=2), SlowMo(every=2, momentum="reset", warmup=1), Prox(), Adaptive(1)],
+    [
+        EveryThird(),
+        SlowMo(every=2),
+        SlowMo(every=2, momentum="reset", warmup=1),
+        Prox(),
+        Adaptive(1),
+        Heavy(),
+    ],
     ids=lambda strategy: type(strategy).__name__,
 )
 def test_a_strategy_of_one_s_own_is_as_in_plain_torch(weights, strategy):
