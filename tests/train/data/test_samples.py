@@ -105,7 +105,7 @@ def test_a_stream_need_not_know_of_epochs():
     assert read(Streamed([7, 8, 9], 3, 0, "mine"), (2, 1)) == [8]
 
 
-@pytest.mark.parametrize("keys", [[(0, 3)], [(0, 2), (0, 3)]])
+@pytest.mark.parametrize("keys", [[(0, 3)], [(0, 2), (0, 3)], [(0, 4)]])
 def test_a_stream_that_ends_early_says_after_how_many(keys):
     stream = Streamed(Counting(3), 5, 0, "mine")
     with pytest.raises(DataError, match="mine ended after 3 of the 5 samples"):

@@ -97,11 +97,10 @@ class Streamed(Dataset[Any]):
         try:
             if epoch != self._epoch or index < self._next:
                 self._begin(epoch)
-            while self._next < index:
-                next(self._coming)
+            while self._next <= index:
                 self._next += 1
-            self._next += 1
-            return next(self._coming)
+                sample = next(self._coming)
+            return sample
         except StopIteration:
             raise DataError(
                 f"{self._name} ended after {self._next - 1} of the {self._length} samples that it "
