@@ -64,3 +64,15 @@ def test_data_is_to_be_given():
 def test_what_is_given_without_a_name_is_told_the_names():
     with pytest.raises(TypeError, match=r"TorchData takes its fields by name, train=, .*; got 2 "):
         wb.TorchData([1], [2])
+
+
+def test_a_table_has_the_fields_that_were_given():
+    plan = wb.Plan.data_parallel(graphs.mlp(4, 2), 2)
+    run = wb.Experiment(plan=plan, data="digits", optimizer=wb.SGD(lr=0.1), steps=3)
+    assert run.to_frame().to_dict("split")["data"] == [
+        ["plan", "Plan Toy on 2 ranks: data parallel"],
+        ["data", "Digits()"],
+        ["optimizer", "SGD(lr=0.1)"],
+        ["steps", "3"],
+    ]
+    assert list(wb.SGD(lr=0.1).to_frame()["value"]) == ["0.1"]

@@ -14,11 +14,15 @@ from pydantic.fields import FieldInfo
 from tomlkit.items import InlineTable, Table
 
 from workbench.plan.errors import ExperimentError, MachineError, readable
+from workbench.plan.html import frame_of
 
 _INHERITED = frozenset(dir(PydanticModel))
 
 
-if TYPE_CHECKING:  # it has no public name
+if TYPE_CHECKING:
+    import pandas
+
+    # It has no public name.
     from pydantic._internal._model_construction import ModelMetaclass
 else:
     ModelMetaclass = type(PydanticModel)
@@ -91,6 +95,16 @@ class Value(PydanticModel, metaclass=_OwnNames):
             field = type(self).model_fields.get(name or "")
             if field is None or not (_is_constant(field) or value == field.get_default()):
                 yield name, value
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """(name, value as a line of text) of the fields that `repr` tells."""
+        lines = [(str(name), repr(value)) for name, value in self.__repr_args__()]
+        return [(name, line.partition("\n")[0].strip("<>")) for name, line in lines]
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each field that is not as it is without being given: its name and value."""
+        rows = [{"field": name, "value": value} for name, value in self._lines()]
+        return frame_of(rows, ("field", "value"))
 
     def replace(self, **fields: Any) -> Self:
         """A copy with other values in some fields, validated."""

@@ -490,9 +490,7 @@ class Experiment(Value):
 
     def _repr_html_(self) -> str:
         """The fields that are not as they are without being given."""
-        said = [(str(name), repr(value)) for name, value in self.__repr_args__() if name != "plan"]
-        plan = repr(self.plan).partition("\n")[0].strip("<>")
-        return f"<div>{table(('field', 'value'), [('plan', plan), *said], str(self)[1:-1])}</div>"
+        return f"<div>{table(('field', 'value'), self._lines(), str(self)[1:-1])}</div>"
 
     def _strategy(self) -> str:
         """The strategy, unless it is a plain synchronous step without sharding."""
