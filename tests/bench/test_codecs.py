@@ -3,6 +3,7 @@
 import pytest
 
 from workbench.bench import codecs
+from workbench.bench.progress import Part, Progress
 from workbench.client.calibration.sum_trace import SumTrace
 from workbench.plan.experiment.measured import CollectiveTrace, Phase
 
@@ -26,8 +27,14 @@ class FakeCluster:
         return SumTrace(codec.name, tuple(ranks))
 
 
+def rounds(count):
+    progress = Progress(say=lambda line: None)
+    progress.begin(Part("rounds", count, 1.0))
+    return progress
+
+
 def test_figures_are_parts_of_the_uncoded_transfer():
-    report = codecs.compare(FakeCluster(), NBYTES, 2)
+    *_, report = codecs.compare(FakeCluster(), rounds(2), NBYTES)
     wire_s = 2 * 3 / 4 * NBYTES / 125e6
     assert report.figures["int8_coding_traced_vs_transfer"].median == pytest.approx(0.007 / wire_s)
     alone = report.figures["int8_coding_vs_transfer"]
@@ -39,9 +46,8 @@ def test_figures_are_parts_of_the_uncoded_transfer():
 
 
 def test_a_codec_of_one_s_own_is_measured_beside():
-    report = codecs.compare(
-        FakeCluster(), NBYTES, 1, ("tests.own_sums:Half", "tests.own_sums:Sign")
-    )
+    own = ("tests.own_sums:Half", "tests.own_sums:Sign")
+    (report,) = codecs.compare(FakeCluster(), rounds(1), NBYTES, own)
     rows = {row["codec"]: row for row in report.rows}
     assert rows["Half"]["smaller"] == 2
     assert "Sign_coding_traced_vs_transfer" in report.figures

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from workbench.bench import report
 from workbench.bench.__main__ import BENCHES, main
-from workbench.bench.report import Figure, Report
+from workbench.bench.report import Figure, Report, engines_here
 
 REPORT = Report(
     "demo",
@@ -49,3 +50,18 @@ def test_an_unknown_name_lists_the_known(capsys):
         main(["splitbrian"])
     said = capsys.readouterr().err
     assert all(name in said for name in BENCHES)
+
+
+@pytest.mark.parametrize(("cores", "engines"), [(1, 2), (2, 2), (4, 4), (64, 8)])
+def test_engines_are_as_many_as_cores(monkeypatch, cores, engines):
+    monkeypatch.setattr(report, "cores", lambda: cores)
+    assert engines_here() == engines
+
+
+def test_more_engines_than_cores_are_said(monkeypatch):
+    monkeypatch.setattr(report, "cores", lambda: 2)
+    crowded = Report("demo", REPORT.rows, REPORT.figures, engines=4)
+    assert "Oversubscribed: 4 engines on 2 cores." in crowded.as_text().splitlines()
+    assert (crowded.as_json()["engines"], crowded.as_json()["oversubscribed"]) == (4, True)
+    fitting = Report("demo", REPORT.rows, REPORT.figures, engines=2)
+    assert "Oversubscribed" not in fitting.as_text()

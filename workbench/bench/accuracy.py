@@ -4,8 +4,11 @@ Both train torchvision's VGG-11 for the same steps on the same rows; they differ
 weights' seed, and dropout draws other masks in each.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from workbench.bench.nets import INPUT_SHAPE, SmallVGG
 from workbench.bench.plot import Bar, Chart
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
@@ -15,22 +18,27 @@ from workbench.plan.plan import Plan
 ENGINES = 4
 BATCH_SIZE = 128
 LEARNING_RATE = 1e-4
+HYBRID, WHOLE = "hybrid, 4 engines", "one process"
 
 
-def run(*, quick: bool) -> Report:
+def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     """Trains each system with three seeds; `quick` trains a narrow VGG with one, for five steps."""
     module = SmallVGG(width=8) if quick else None
     graph = trace(module or "vgg11", input_shape=INPUT_SHAPE, num_classes=10)
     plans = {
-        "hybrid, 4 engines": Plan.hybrid(graph, ENGINES, ENGINES),
-        "one process": Plan.data_parallel(graph, 1),
+        HYBRID: Plan.hybrid(graph, ENGINES, ENGINES),
+        WHOLE: Plan.data_parallel(graph, 1),
     }
     rows: list[dict[str, Cell]] = []
     found: dict[str, list[float]] = {name: [] for name in plans}
+    seeds = 1 if quick else 3
+    progress.begin(*(Part(name, seeds, 10 if quick else 250) for name in plans))
     for name, plan in plans.items():
+        if not progress.wants(name):
+            continue
         # One engine has all cores.
         with Cluster(plan.world_size, timeout=300.0) as cluster:
-            for seed in range(1 if quick else 3):
+            for seed in progress.each(name):
                 experiment = Experiment(
                     plan=plan,
                     data=Digits(),
@@ -52,28 +60,33 @@ def run(*, quick: bool) -> Report:
                         "seconds": float(times.max() - times.min()),
                     }
                 )
-    ours, theirs = found.values()
-    figures = {
-        "accuracy": Figure.of(ours),
-        "accuracy_of_one_process": Figure.of(theirs),
-        "accuracy_difference": Figure.of([a - b for a, b in zip(ours, theirs, strict=True)]),
+                yield _report(graph.source.name, rows, found)
+
+
+def _report(
+    model: str, rows: Sequence[Mapping[str, Cell]], found: Mapping[str, Sequence[float]]
+) -> Report:
+    ours, theirs = found[HYBRID], found[WHOLE]
+    samples = {
+        "accuracy": ours,
+        "accuracy_of_one_process": theirs,
+        "accuracy_difference": [a - b for a, b in zip(ours, theirs, strict=False)],
     }
     bars = tuple(
-        Bar(name, *_figure(values), ours=name.startswith("hybrid"))
-        for name, values in found.items()
+        Bar(name, *_figure(values), ours=name == HYBRID) for name, values in found.items() if values
     )
     return Report(
         "accuracy",
         tuple(rows),
-        figures,
+        {name: Figure.of(values) for name, values in samples.items() if values},
         (
-            f"{graph.source.name}, scikit-learn's digits at 32 x 32, batches of {BATCH_SIZE}, "
+            f"{model}, scikit-learn's digits at 32 x 32, batches of {BATCH_SIZE}, "
             f"AdamW at {LEARNING_RATE:g}.",
         ),
         (Chart("accuracy on images that were not trained on", bars, target=0.97),),
     )
 
 
-def _figure(values: list[float]) -> tuple[float, float, float]:
+def _figure(values: Sequence[float]) -> tuple[float, float, float]:
     figure = Figure.of(values)
     return figure.median, figure.min, figure.max

@@ -10,13 +10,14 @@ The network has 1 Gbit/s, on which the uncoded values would take 2 (p-1)/p n / (
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import get_args
 
 import torch
 
 from workbench.bench.plot import Bar, Chart
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.comm.codecs import PieceCoding, coder_of
@@ -34,63 +35,66 @@ Codecs = dict[str, AnyCodec]
 Seconds = dict[str, dict[str, list[float]]]
 
 
-def run(*, quick: bool, codec: str | None = None) -> Report:
+def run(progress: Progress, *, quick: bool, codec: str | None = None) -> Iterator[Report]:
     """Measures every codec; `quick` takes fewer rounds and 16 MiB instead of 64.
 
     Args:
+        progress: the progress of the rounds.
         quick: whether it is short.
         codec: "module:attribute" or entry point of one more codec; None: there is none.
     """
     nbytes, rounds = (16 * MIB, 3) if quick else (64 * MIB, 7)
     own = () if codec is None else (codec,)
+    progress.begin(Part("rounds", rounds, 5 if quick else 20))
     with Cluster(RANKS, timeout=120.0) as cluster:
-        return compare(cluster, nbytes, rounds, own)
+        yield from compare(cluster, progress, nbytes, own)
 
 
-def compare(cluster: Cluster, nbytes: int, rounds: int, own: Sequence[str] = ()) -> Report:
-    """Measures every codec on a cluster of four engines.
+def compare(
+    cluster: Cluster, progress: Progress, nbytes: int, own: Sequence[str] = ()
+) -> Iterator[Report]:
+    """Measures every codec on a cluster of four engines, in rounds.
 
     Args:
         cluster: the cluster whose engines communicate.
+        progress: the progress of the part "rounds", in each of which each codec takes its turn.
         nbytes: the bytes of fp32 values on each rank.
-        rounds: the number of turns that each codec takes.
         own: codecs of your own, "module:attribute" or entry points; without error feedback.
     """
     names: tuple[CodecName, ...] = get_args(CodecName)
     codecs: Codecs = {name: Codec(name=name) for name in names}
     found: list[OwnCodec] = [as_codec(one) for one in own]
     codecs |= {one.name: one.replace(error_feedback=False) for one in found}
-    alone = measure(codecs, nbytes // 4, rounds)
+    x = torch.randn(nbytes // 4, generator=torch.Generator().manual_seed(0))
+    alone: Seconds = {name: {op: [] for op in TIMES} for name in codecs}
     traced: dict[str, list[float]] = {name: [] for name in codecs}
-    for _ in range(rounds):
+    measure(codecs, x)  # warms up
+    for _ in progress.each("rounds"):
+        for name, seconds in measure(codecs, x).items():
+            for op in TIMES:
+                alone[name][op].append(seconds[op])
         for name, codec in codecs.items():
             trace = cluster.trace_all_reduce(nbytes, algorithm="ring", codec=codec, times=1)
-            slowest = max(rank.seconds_of(CODING) for rank in trace.ranks)
-            traced[name].append(slowest)
-    return _report(codecs, alone, traced, nbytes, rounds)
+            traced[name].append(max(rank.seconds_of(CODING) for rank in trace.ranks))
+        yield _report(codecs, alone, traced, nbytes)
 
 
-def measure(codecs: Codecs, numel: int, rounds: int) -> Seconds:
-    """The seconds of each codec's operations on `numel` values, for each round."""
+def measure(codecs: Codecs, x: torch.Tensor) -> dict[str, dict[str, float]]:
+    """The seconds of each codec's operations on the values in x, one after another, on one core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
-        out = torch.zeros(numel)
-        found: Seconds = {name: {op: [] for op in TIMES} for name in codecs}
-        for index in range(-1, rounds):
-            for name, codec in codecs.items():
-                coding = PieceCoding(coder_of(codec, x.device), x.device)
-                (wire,) = coding.buffers([numel])
-                operations = {
-                    "encode": partial(coding.encode, x, wire),
-                    "add": partial(coding.add, wire, out),
-                    "decode": partial(coding.decode, wire, out),
-                }
-                for op, operation in operations.items():
-                    seconds = _timed(operation)
-                    if index >= 0:  # the first round warms up
-                        found[name][op].append(seconds)
+        out = torch.zeros(x.numel())
+        found = {}
+        for name, codec in codecs.items():
+            coding = PieceCoding(coder_of(codec, x.device), x.device)
+            (wire,) = coding.buffers([x.numel()])
+            operations = {
+                "encode": partial(coding.encode, x, wire),
+                "add": partial(coding.add, wire, out),
+                "decode": partial(coding.decode, wire, out),
+            }
+            found[name] = {op: _timed(operation) for op, operation in operations.items()}
         return found
     finally:
         torch.set_num_threads(threads)
@@ -102,13 +106,8 @@ def _timed(operation: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def _report(
-    codecs: Codecs,
-    alone: Seconds,
-    traced: dict[str, list[float]],
-    nbytes: int,
-    rounds: int,
-) -> Report:
+def _report(codecs: Codecs, alone: Seconds, traced: dict[str, list[float]], nbytes: int) -> Report:
+    rounds = len(next(iter(traced.values())))
     wire_s = 2 * (RANKS - 1) / RANKS * nbytes / WIRE_BYTES_PER_S
     rows: list[dict[str, Cell]] = []
     figures = {}
@@ -142,4 +141,5 @@ def _report(
             f"engines; {rounds} interleaved rounds: median, range.",
         ),
         (Chart("coding, as a part of the uncoded transfer at 1 Gbit/s", bars, target=0.15),),
+        engines=RANKS,
     )

@@ -7,6 +7,7 @@ in the median: workers have begun by then.
 
 import io
 import statistics
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,14 +17,15 @@ from torch.utils.data import Dataset
 
 from workbench.bench.nets import INPUT_SHAPE, SmallVGG
 from workbench.bench.plot import Bar, Chart
-from workbench.bench.report import Cell, Figure, Report
+from workbench.bench.progress import Part, Progress
+from workbench.bench.report import Cell, Figure, Report, engines_here
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Data, Experiment, Synthetic
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.plan import Plan
 
-ENGINES, BATCH_SIZE, SAMPLES, CLASSES = 4, 64, 512, 10
+BATCH_SIZE, SAMPLES, CLASSES = 64, 512, 10
 WITHOUT, WITH = "own data, no workers", "own data, a worker for each rank"
 DRAWN = "synthetic data"
 
@@ -50,7 +52,7 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
         return pixels.permute(2, 0, 1), torch.tensor(index % CLASSES)
 
 
-def run(*, quick: bool) -> Report:
+def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     """Trains on each in turn, in several rounds; `quick` in one, for few steps."""
     module = SmallVGG(width=8 if quick else 32)
     graph = trace(module, input_shape=INPUT_SHAPE, num_classes=CLASSES)
@@ -61,11 +63,13 @@ def run(*, quick: bool) -> Report:
         WITH: TorchData(train=own, workers=1),
     }
     speeds: dict[str, list[float]] = {name: [] for name in data}
-    with Cluster(ENGINES, timeout=300.0) as cluster:
-        for _ in range(1 if quick else 5):
+    progress.begin(Part("rounds", 1 if quick else 5, 20 if quick else 40))
+    engines = engines_here()
+    with Cluster(engines, timeout=300.0) as cluster:
+        for _ in progress.each("rounds"):
             for name, each in data.items():
                 experiment = Experiment(
-                    plan=Plan.hybrid(graph, ENGINES, 2),
+                    plan=Plan.hybrid(graph, engines),
                     data=each,
                     batch_size=BATCH_SIZE,
                     optimizer=SGD(lr=1e-3),
@@ -76,6 +80,10 @@ def run(*, quick: bool) -> Report:
                 speeds[name].append(
                     statistics.median(row["samples_per_s"] for row in rows if row["step"] > 0)
                 )
+            yield _report(graph.source.name, engines, speeds)
+
+
+def _report(model: str, engines: int, speeds: Mapping[str, Sequence[float]]) -> Report:
     figures = {
         "with_workers": _ratio(speeds[WITH], speeds[DRAWN]),
         "without_workers": _ratio(speeds[WITHOUT], speeds[DRAWN]),
@@ -88,14 +96,14 @@ def run(*, quick: bool) -> Report:
         for name, figure in zip((WITH, WITHOUT), figures.values(), strict=True)
     )
     notes = (
-        f"{graph.source.name} on {ENGINES} engines, batches of {BATCH_SIZE}, {CLASSES} classes of "
-        f"32 x 32 images. Where there are as many cores as engines, workers take time from these.",
+        f"{model} on {engines} engines, batches of {BATCH_SIZE}, {CLASSES} classes of "
+        f"32 x 32 images. Where there are as many engines as cores, workers take time from these.",
     )
     charts = (Chart("samples per second, of those on synthetic data", bars, target=0.95),)
-    return Report("loading", tuple(table), figures, notes, charts)
+    return Report("loading", tuple(table), figures, notes, charts, engines=engines)
 
 
-def _ratio(ours: list[float], theirs: list[float]) -> Figure:
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> Figure:
     return Figure.of([mine / other for mine, other in zip(ours, theirs, strict=True)])
 
 

@@ -1,9 +1,10 @@
 """torchvision's classifiers: every one traced, and the smallest of each family verified."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from workbench.bench.plot import Bar, Chart
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.errors import TraceError
@@ -20,11 +21,15 @@ QUICK = ("squeezenet1_1", "shufflenet_v2_x0_5")
 RANKS = 4
 
 
-def run(*, quick: bool) -> Report:
+def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     """Traces all classifiers, and verifies the smallest of each family; `quick` two families."""
     graphs: dict[str, Graph] = {}
     rows: dict[str, dict[str, Cell]] = {}
-    for name in QUICK if quick else _names():
+    names = list(QUICK) if quick else _names()
+    families = len(set(map(family, names)))
+    progress.begin(Part("traced", len(names), 3), Part("verified", families, 20))
+    found: dict[str, Verification] = {}
+    for name in progress.each("traced", names) if progress.wants("traced") else names:
         began = time.perf_counter()
         size = SIZES.get(name, 32)
         try:
@@ -33,21 +38,29 @@ def run(*, quick: bool) -> Report:
             rows[name] = {"model": name, "family": family(name), "refused": str(error)}
             continue
         rows[name] = _row(name, graphs[name], time.perf_counter() - began)
-    found: dict[str, Verification] = {}
+        yield _report(rows, graphs, found)
     with Cluster(RANKS, timeout=600.0) as cluster:
-        for name in smallest(graphs).values():
+        for name in progress.each("verified", smallest(graphs).values()):
             plan = Plan.hybrid(graphs[name], RANKS, RANKS).with_batch_norm("synchronized")
             found[name] = cluster.verify(plan, precision="fp64")
             rows[name]["worst error, fp64"] = f"{_worst(found[name]):.1e}"
             rows[name]["exact"] = "yes" if found[name].exact else "NO"
+            yield _report(rows, graphs, found)
+
+
+def _report(
+    rows: Mapping[str, Mapping[str, Cell]],
+    graphs: Mapping[str, Graph],
+    found: Mapping[str, Verification],
+) -> Report:
+    figures = {"traced": Figure.of([float(name in graphs) for name in rows])}
+    if found:
+        figures["exact"] = Figure.of([float(verified.exact) for verified in found.values()])
+        figures["worst_fp64"] = Figure.of([_worst(verified) for verified in found.values()])
     return Report(
         "models",
         tuple(rows.values()),
-        {
-            "traced": Figure.of([float(name in graphs) for name in rows]),
-            "exact": Figure.of([float(verified.exact) for verified in found.values()]),
-            "worst_fp64": Figure.of([_worst(verified) for verified in found.values()]),
-        },
+        figures,
         (
             f"{len(graphs)} of {len(rows)} models are traced; {len(found)} are verified, "
             f"{sum(verified.exact for verified in found.values())} of them exact: the smallest of "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.bench.plot import Chart
+from workbench.store.files import write_whole
 
 Cell = str | int | float
 
@@ -44,6 +45,7 @@ class Report:
         figures: the ratios, by name.
         notes: the notes that a reader needs to judge them.
         charts: the results as charts.
+        engines: the engines whose speed is measured, each with a thread of its own; 0: none are.
     """
 
     bench: str
@@ -51,6 +53,14 @@ class Report:
     figures: Mapping[str, Figure]
     notes: tuple[str, ...] = ()
     charts: tuple[Chart, ...] = ()
+    engines: int = 0
+
+    @property
+    def crowded(self) -> str:
+        """That engines share cores, as a sentence; "" if they do not."""
+        if self.engines <= cores():
+            return ""
+        return f"Oversubscribed: {self.engines} engines on {cores()} cores."
 
     def as_text(self) -> str:
         """The table, the figures, the notes, and the machine."""
@@ -59,33 +69,46 @@ class Report:
             lines += [*_table(list(rows)), ""]
         width = max((len(name) for name in self.figures), default=0)
         lines += [f"{name.ljust(width)}  {figure}" for name, figure in self.figures.items()]
-        lines += ["", *self.notes, ", ".join(f"{k}: {v}" for k, v in machine().items())]
+        lines += ["", *self.notes, *filter(None, [self.crowded])]
+        lines += [", ".join(f"{k}: {v}" for k, v in machine().items())]
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """{"bench", "machine", "versions", "rows", "figures", "notes"}."""
+        """{"bench", "machine", "versions", "engines", "rows", "figures", "notes"}."""
         return {
             "bench": self.bench,
             "machine": machine(),
             "versions": versions(),
+            "engines": self.engines,
+            "oversubscribed": bool(self.crowded),
             "rows": [dict(row) for row in self.rows],
             "figures": {name: asdict(figure) for name, figure in self.figures.items()},
             "notes": list(self.notes),
         }
 
     def write(self, path: Path) -> None:
-        """Writes `as_json()` to a file."""
-        path.write_text(json.dumps(self.as_json(), indent=2) + "\n")
+        """Writes `as_json()` to a file, whole or not at all."""
+        write_whole(path, json.dumps(self.as_json(), indent=2) + "\n")
 
 
 def machine() -> dict[str, Cell]:
     """The properties of this machine that affect speed."""
     return {
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
+        "cores": cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
     }
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def engines_here(at_most: int = 8) -> int:
+    """As many engines as cores, so that none waits for another's; two at least."""
+    return max(2, min(cores(), at_most))
 
 
 def versions() -> dict[str, str]:

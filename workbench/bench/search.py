@@ -8,7 +8,7 @@ good; each time is compared with its prediction. The user's stored measurements 
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from scipy.stats import kendalltau
 from torch import nn
 
 from workbench.bench.nets import INPUT_SHAPE, SmallVGG
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.rivals.interleaved import Measured
 from workbench.client.cluster import Cluster
@@ -50,28 +51,45 @@ class Model:
     module: nn.Module | None = None
 
 
-def run(*, quick: bool) -> Report:
+def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     """Searches, then runs the plans; `quick` takes one large model, and a small one to run."""
-    searched = [row for name in MODELS[: 1 if quick else None] for row in _searched(name, quick)]
-    found = [row for row in searched if row["gap"] != "-"]
-    free = [row for row in found if row["limit"] == "-"]
-    figures = {
-        "search_seconds": Figure.of([float(row["seconds"]) for row in free]),
-        "gap": Figure.of([float(row["gap"]) for row in free]),
-    }
-    tight = [float(row["gap"]) for row in found if row["limit"] != "-"]
-    if tight:
-        figures["gap_under_limit"] = Figure.of(tight)
-    ran: list[dict[str, Cell]] = []
+    cases = _cases(quick)
+    models = 1 if quick else 2
+    progress.begin(Part("searched", len(cases), 15), Part("ran", models, 180))
+    searched, ran = list[Mapping[str, Cell]](), list[Mapping[str, Cell]]()
     ratios, taus = list[float](), list[float]()
+    graphs: dict[str, Graph] = {}
+    for name, machine, limit in progress.each("searched", cases):
+        if name not in graphs:
+            graphs[name] = trace(name, input_shape=IMAGE, num_classes=1000)
+        searched.append(_row(graphs[name], machine, limit))
+        yield _report(searched, ran, ratios, taus)
+    if not progress.wants("ran"):
+        return
     with _own_cache(), Cluster(ENGINES, timeout=300.0) as cluster:
-        for model in _models(quick):
-            rows, ratio = _ran(cluster, model, quick)
+        for model in progress.each("ran", _models(quick)):
+            rows, ratio = _ran(cluster, model, progress.fitting(9), quick)
             ran += rows
             ratios.append(ratio)
             taus.append(_tau(rows))
-    figures["chosen_vs_best"] = Figure.of(ratios)
-    figures["kendall_tau"] = Figure.of(taus)
+            yield _report(searched, ran, ratios, taus)
+
+
+def _report(
+    searched: Sequence[Mapping[str, Cell]],
+    ran: Sequence[Mapping[str, Cell]],
+    ratios: Sequence[float],
+    taus: Sequence[float],
+) -> Report:
+    found = [row for row in searched if row["gap"] != "-"]
+    free = [row for row in found if row["limit"] == "-"]
+    samples = {
+        "search_seconds": [float(row["seconds"]) for row in free],
+        "gap": [float(row["gap"]) for row in free],
+        "gap_under_limit": [float(row["gap"]) for row in found if row["limit"] != "-"],
+        "chosen_vs_best": ratios,
+        "kendall_tau": taus,
+    }
     notes = (
         f"seconds: median of {REPEATS} searches, each from nothing, at {RANKS} ranks of {ROWS} "
         "rows (under a limit: of one); gap: by how much, at most, a plan could be predicted to be "
@@ -79,14 +97,19 @@ def run(*, quick: bool) -> Report:
         "chosen_vs_best: median seconds of the plan that was searched over those of the fastest "
         "plan that ran, for each model; 1: it is the fastest.",
     )
-    return Report("search", (*searched, *ran), figures, notes)
+    figures = {name: Figure.of(values) for name, values in samples.items() if values}
+    return Report("search", (*searched, *ran), figures, notes, engines=ENGINES)
 
 
-def _searched(name: str, quick: bool) -> Iterator[dict[str, Cell]]:
-    graph = trace(name, input_shape=IMAGE, num_classes=1000)
-    for machine in MACHINES[: 1 if quick else None]:
-        for limit in LIMITS[: 1 if quick else None]:
-            yield _row(graph, machine, limit)
+def _cases(quick: bool) -> list[tuple[str, str, str | None]]:
+    """(model, machine, limit of memory)."""
+    few = 1 if quick else None
+    return [
+        (name, machine, limit)
+        for name in MODELS[:few]
+        for machine in MACHINES[:few]
+        for limit in LIMITS[:few]
+    ]
 
 
 def _row(graph: Graph, name: str, limit: str | None) -> dict[str, Cell]:
@@ -125,7 +148,9 @@ def _models(quick: bool) -> Iterator[Model]:
         yield Model(trace("resnet18", input_shape=INPUT_SHAPE, num_classes=10))
 
 
-def _ran(cluster: Cluster, model: Model, quick: bool) -> tuple[list[dict[str, Cell]], float]:
+def _ran(
+    cluster: Cluster, model: Model, rounds: int, quick: bool
+) -> tuple[list[dict[str, Cell]], float]:
     """(a row for each plan, median seconds of the searched plan over the least)."""
     graph = model.graph
     experiment = Experiment(
@@ -146,7 +171,7 @@ def _ran(cluster: Cluster, model: Model, quick: bool) -> tuple[list[dict[str, Ce
         experiment,
         module=model.module,
         plans=[plan.to_toml() for plan in plans.values()],
-        rounds=2 if quick else 9,
+        rounds=2 if quick else rounds,
         steps=2 if quick else 3,
     )
     measured = [found[0].seconds[str(number)] for number in range(len(plans))]
@@ -227,7 +252,7 @@ def _plans(graph: Graph) -> dict[str, Plan]:
     }
 
 
-def _tau(rows: Sequence[dict[str, Cell]]) -> float:
+def _tau(rows: Sequence[Mapping[str, Cell]]) -> float:
     """Kendall's rank correlation of predicted and measured times."""
     sides = ("predicted ms", "measured ms")
     predicted, measured = ([row[side] for row in rows] for side in sides)

@@ -9,21 +9,29 @@
     one engine            one thread, a rank's part of the batch
     independent trainers  a whole model on each engine, no communication
 
-Systems that are compared run interleaved on the same engines: each round has some steps of every
-system. Not all of them fit into memory at once, so there are several such runs, and the workbench
-is in each. A second part has the workbench alone on fewer engines and other groups. A third
-computes, from plans alone, what sharding saves in groups of up to 32.
+There are as many engines as cores. Systems that are compared run interleaved on the same engines:
+each round has some steps of every system, which are built anew for it. Not all of them fit into
+memory at once, so there are several parts, and the workbench is in each:
+
+    ddp            torch DDP, one engine and one process
+    fsdp           torch FSDP2, torch DDP x TP
+    independent    independent trainers
+    deepspeed      DeepSpeed
+    oversubscribed as ddp, with four engines where there are fewer cores: no headline
+    grid           the workbench alone, on other numbers of engines and groups
+    saved          from plans alone, what sharding saves in groups of up to 32
 """
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import nn
 
 from workbench.bench.nets import INPUT_SHAPE, SmallVGG
 from workbench.bench.plot import Bar, Chart
-from workbench.bench.report import Cell, Figure, Report
+from workbench.bench.progress import Part, Progress
+from workbench.bench.report import Cell, Figure, Report, cores, engines_here
 from workbench.bench.rivals.interleaved import Measured
 from workbench.bench.rivals.rivals import ZERO_MISSING, zero_is_installed
 from workbench.bench.rivals.savings import figures_of, savings
@@ -33,15 +41,10 @@ from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 
-ENGINES = 4
+CROWD = 4  # engines of the part "oversubscribed", and the most of the grid
 MIB = 2**20
-RIVALS = (
-    (("ddp 1", "ddp 5", "ddp 25", "ddp 100"), ("alone",)),
-    (("fsdp keep", "fsdp reshard"), ("tensor-parallel 2", "tensor-parallel 4")),
-    (("independent",),),
-)
+DDP = (("ddp 1", "ddp 5", "ddp 25", "ddp 100"), ("alone",))
 ZERO = ("deepspeed 1", "deepspeed 2", "deepspeed 3")
-QUICK_RIVALS = ((("ddp 25",), ("alone",), ("fsdp keep",), ("tensor-parallel 2",)),)
 PEERS = (
     "throughput_vs_ddp",
     "throughput_vs_torch_fsdp2",
@@ -49,8 +52,6 @@ PEERS = (
     "throughput_vs_deepspeed",
 )
 GRID = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4))
-
-Samples = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Turns:
     rows: int
 
 
-FULL, OF_THE_GRID, QUICK = Turns(7, 3, 32), Turns(3, 3, 32), Turns(2, 1, 8)
+FULL, OF_THE_GRID, QUICK = Turns(5, 5, 32), Turns(1, 9, 32), Turns(2, 1, 8)
 
 
 @dataclass(frozen=True)
@@ -73,32 +74,113 @@ class Model:
     module: nn.Module | None = None
 
 
-def run(*, quick: bool) -> Report:
+@dataclass(frozen=True)
+class Match:
+    """Systems that run interleaved with the workbench.
+
+    Attributes:
+        part: the name of the part.
+        engines: the number of engines.
+        rivals: the rivals; of several in one place, the one that was fastest in the first round.
+        seconds: of one round, roughly.
+    """
+
+    part: str
+    engines: int
+    rivals: Sequence[Sequence[str]]
+    seconds: float
+
+
+@dataclass
+class Found:
+    """What all rounds of a match have found.
+
+    Attributes:
+        samples: the samples of a step, by system.
+        seconds: the seconds of a step in each round, by system.
+        peaks: the peak bytes of a rank, the most of all, by system.
+        losses: the loss of the last step, by system.
+    """
+
+    samples: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
+
+    def add(self, ranks: Sequence[Measured]) -> None:
+        """Adds a round, as each rank has measured it."""
+        self.samples |= ranks[0].samples
+        for name, seconds in ranks[0].seconds.items():
+            self.seconds.setdefault(name, []).extend(seconds)
+            most = max(rank.peak_bytes[name] for rank in ranks)
+            self.peaks[name] = max(most, self.peaks.get(name, 0))
+            self.losses[name] = sum(rank.losses.get(name, 0.0) for rank in ranks)
+
+    @property
+    def speeds(self) -> dict[str, list[float]]:
+        """The samples per second in each round, by system."""
+        return {
+            name: [self.samples[name] / seconds for seconds in taken]
+            for name, taken in self.seconds.items()
+        }
+
+
+def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     """Measures throughput and peak memory; `quick` takes a small VGG, few rows, and no grid."""
-    turns = QUICK if quick else FULL
+    turns, engines = QUICK if quick else FULL, engines_here()
     model = _model("small" if quick else "vgg11")
-    rows: list[dict[str, Cell]] = []
-    figures: dict[str, Figure] = {}
-    with Cluster(ENGINES, timeout=300.0) as cluster:
-        for rivals in _rivals(quick):
-            found = _measure(cluster, model, ENGINES, ENGINES, rivals, turns)
-            rows += _rows(model.graph, ENGINES, ENGINES, found)
-            figures |= _figures(found)
-        if not quick:
-            for name in ("vgg11", "vgg16", "small"):
-                rows += _grid(cluster, _model(name))
-    peers = [figures[name] for name in PEERS if name in figures]
-    figures["throughput_vs_best_peer"] = min(peers, key=lambda figure: figure.median)
-    charts, notes = _charts(rows, figures), _notes(model.graph, turns)
-    if not zero_is_installed():
-        notes = (*notes, ZERO_MISSING)
-    saved = savings(quick=quick)
-    return Report("splitbrain", (*rows, *saved), figures | figures_of(saved), notes, charts)
+    matches = _matches(engines, quick)
+    grid = [] if quick else _grid()
+    progress.begin(
+        *(Part(match.part, turns.rounds, match.seconds) for match in matches),
+        *([Part("grid", len(grid), 20)] if grid else []),
+        Part("saved", 1, 5),
+    )
+    found = _Results(model.graph, turns, engines)
+    for match in filter(lambda match: progress.wants(match.part), matches):
+        one, rivals = found.match(match), match.rivals
+        # One of its own: engines have their own cores only if there are no more of them.
+        with Cluster(match.engines, timeout=300.0) as cluster:
+            for _ in progress.each(match.part):
+                ranks = _measure(cluster, model, match.engines, match.engines, rivals, turns)
+                one.add(ranks)
+                rivals = [[name] for name in ranks[0].chosen]
+                yield found.report()
+    if grid and progress.wants("grid"):
+        with Cluster(max(count for _, count, _ in grid), timeout=300.0) as cluster:
+            for name, count, group in progress.each("grid", grid):
+                other, cell = _model(name), Found()
+                cell.add(_measure(cluster, other, count, group, (), OF_THE_GRID))
+                found.rows += _rows(other.graph, count, group, cell)
+                yield found.report()
+    for _ in progress.each("saved"):
+        found.saved = savings(quick=quick)
+        yield found.report()
 
 
-def _rivals(quick: bool) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    every: tuple[tuple[tuple[str, ...], ...], ...] = QUICK_RIVALS if quick else RIVALS
-    return (*every, (ZERO,)) if zero_is_installed() else every
+def _matches(engines: int, quick: bool) -> list[Match]:
+    if quick:
+        rivals = (("ddp 25",), ("alone",), ("fsdp keep",), ("tensor-parallel 2",))
+        matches = [Match("ddp", engines, rivals, 15)]
+    else:
+        meshes = [f"tensor-parallel {k}" for k in range(2, engines + 1) if engines % k == 0]
+        matches = [
+            Match("ddp", engines, DDP, 60),
+            Match("fsdp", engines, (("fsdp keep", "fsdp reshard"), meshes), 90),
+            Match("independent", engines, (("independent",),), 40),
+        ]
+    if zero_is_installed():
+        matches.append(Match("deepspeed", engines, (ZERO,), 90))
+    if not quick and cores() < CROWD:
+        matches.append(Match("oversubscribed", CROWD, DDP, 60))
+    return matches
+
+
+def _grid() -> list[tuple[str, int, int]]:
+    """(model, engines, group size), of no more engines than there are cores."""
+    counts = [n for n in (1, 2, CROWD) if n <= max(2, cores())]
+    sizes = [(n, k) for n in counts for k in (1, 2, 4) if k <= n]
+    return [(name, n, k) for name in ("vgg11", "vgg16", "small") for n, k in sizes]
 
 
 def _model(name: str) -> Model:
@@ -127,34 +209,62 @@ def _measure(
         "workbench.bench.rivals.interleaved:measure",
         experiment,
         module=model.module,
-        rounds=turns.rounds,
         steps=turns.steps,
         rivals=rivals,
     )
     return found
 
 
-def _grid(cluster: Cluster, model: Model) -> list[dict[str, Cell]]:
-    rows = []
-    for ranks, group_size in GRID:
-        found = _measure(cluster, model, ranks, group_size, (), OF_THE_GRID)
-        rows += _rows(model.graph, ranks, group_size, found)
-    return rows
+class _Results:
+    """The report, as it grows.
+
+    Args:
+        graph: the model of the ratios.
+        turns: the amount of work.
+        engines: the number of engines of the headline.
+    """
+
+    def __init__(self, graph: Graph, turns: Turns, engines: int) -> None:
+        self._graph, self._turns, self._engines = graph, turns, engines
+        self._matches: list[tuple[Match, Found]] = []
+        self.rows: list[dict[str, Cell]] = []
+        self.saved: list[dict[str, Cell]] = []
+
+    def match(self, match: Match) -> Found:
+        """What a match will find."""
+        self._matches.append((match, Found()))
+        return self._matches[-1][1]
+
+    def report(self) -> Report:
+        """The report of all that was found so far."""
+        rows: list[dict[str, Cell]] = []
+        figures: dict[str, Figure] = {}
+        for match, found in self._matches:
+            rows += _rows(self._graph, match.engines, match.engines, found)
+            end = "_oversubscribed" if match.part == "oversubscribed" else ""
+            figures |= {f"{name}{end}": figure for name, figure in _figures(found).items()}
+        peers = [figures[name] for name in PEERS if name in figures]
+        if peers:
+            figures["throughput_vs_best_peer"] = min(peers, key=lambda figure: figure.median)
+        rows += self.rows
+        notes = _notes(self._graph, self._engines, self._turns)
+        for match, found in self._matches:
+            if found.seconds and match.engines > cores():
+                crowd = f"{match.part}: {match.engines} engines on {cores()} cores; no headline."
+                notes = (*notes, crowd)
+        if not zero_is_installed():
+            notes = (*notes, ZERO_MISSING)
+        return Report(
+            "splitbrain",
+            (*rows, *self.saved),
+            figures | figures_of(self.saved),
+            notes,
+            _charts(rows, figures),
+            engines=self._engines,
+        )
 
 
-def _speeds(found: list[Measured]) -> Samples:
-    first = found[0]
-    return {
-        name: [first.samples[name] / seconds for seconds in first.seconds[name]]
-        for name in first.samples
-    }
-
-
-def _peak(found: list[Measured], name: str) -> int:
-    return max(rank.peak_bytes[name] for rank in found)
-
-
-def _rows(graph: Graph, ranks: int, k: int, found: list[Measured]) -> list[dict[str, Cell]]:
+def _rows(graph: Graph, ranks: int, k: int, found: Found) -> list[dict[str, Cell]]:
     return [
         {
             "system": name,
@@ -164,16 +274,16 @@ def _rows(graph: Graph, ranks: int, k: int, found: list[Measured]) -> list[dict[
             "samples/s": statistics.median(values),
             "min": min(values),
             "max": max(values),
-            "peak MiB per rank": _peak(found, name) / MIB,
-            "loss": sum(rank.losses.get(name, 0.0) for rank in found),
+            "peak MiB per rank": found.peaks[name] / MIB,
+            "loss": found.losses[name],
         }
-        for name, values in _speeds(found).items()
+        for name, values in found.speeds.items()
     ]
 
 
-def _figures(found: list[Measured]) -> dict[str, Figure]:
+def _figures(found: Found) -> dict[str, Figure]:
     """Ratios of the workbench to every system that it ran with."""
-    speeds = _speeds(found)
+    speeds = found.speeds
     figures = {}
     for name, theirs in speeds.items():
         if name == "workbench":
@@ -181,7 +291,7 @@ def _figures(found: list[Measured]) -> dict[str, Figure]:
         ratios = [a / b for a, b in zip(speeds["workbench"], theirs, strict=True)]
         figures[_figure(name)] = Figure.of(ratios)
         if name.startswith("torch DDP,"):
-            share = _peak(found, "workbench") / _peak(found, name)
+            share = found.peaks["workbench"] / found.peaks[name]
             figures["peak_bytes_vs_ddp"] = Figure(share, share, share)
     return figures
 
@@ -199,7 +309,9 @@ def _figure(rival: str) -> str:
     return next(figure for name, figure in named.items() if rival.startswith(name))
 
 
-def _charts(rows: Sequence[dict[str, Cell]], figures: dict[str, Figure]) -> tuple[Chart, Chart]:
+def _charts(
+    rows: Sequence[Mapping[str, Cell]], figures: Mapping[str, Figure]
+) -> tuple[Chart, Chart]:
     speeds = tuple(
         Bar(
             f"{row['system']}, {row['model']}, {row['engines']} engines",
@@ -214,12 +326,12 @@ def _charts(rows: Sequence[dict[str, Cell]], figures: dict[str, Figure]) -> tupl
     return Chart("samples/s", speeds), Chart("the workbench's share", ratios, target=1.0)
 
 
-def _notes(graph: Graph, turns: Turns) -> tuple[str, ...]:
+def _notes(graph: Graph, engines: int, turns: Turns) -> tuple[str, ...]:
     return (
         f"Ratios: {graph.source.name}, {graph.parameters:,} parameters, "
-        f"{'x'.join(map(str, graph.input_shape))} input, {ENGINES} engines x 1 thread, "
-        f"{turns.rows} rows per rank, SGD with momentum; {turns.rounds} interleaved rounds: "
-        "median, range.",
+        f"{'x'.join(map(str, graph.input_shape))} input, {engines} engines x 1 thread on "
+        f"{cores()} cores, {turns.rows} rows per rank, SGD with momentum; interleaved rounds of "
+        f"{turns.steps} steps: median, range.",
         "Peak: live tensor bytes of one rank, from the first tensor to the second step; "
         "one engine and one process share their model.",
         "Loss: of the last step. All start alike and read the same rows; dropout draws other "

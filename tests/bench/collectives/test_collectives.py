@@ -12,6 +12,7 @@ from workbench.bench.__main__ import main
 from workbench.bench.collectives import collectives, links
 from workbench.bench.collectives.collectives import NAMED
 from workbench.bench.collectives.links import apart, late
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Report
 from workbench.comm.all_reduce import start_all_reduce
 from workbench.predict.closed_form import Fit, Network
@@ -80,7 +81,9 @@ def test_an_algorithm_of_one_s_own_takes_its_turn(on_ranks):
             assert task == f"{collectives.__name__}:measure"
             return on_ranks.seated(2, measured, fields)
 
-    report = collectives.compare(Seated(), {2**10: 1}, 1, ("tests.own_sums:Tree",))
+    progress = Progress(say=lambda line: None)
+    progress.begin(Part("sizes", 1, 1.0))
+    (report,) = collectives.compare(Seated(), progress, {2**10: 1}, 1, ("tests.own_sums:Tree",))
     assert [row["system"] for row in report.rows] == [*collectives.OURS, *NAMED, "Tree"]
     assert report.figures["Tree_over_gloo_vs_gloo_1KB"].min > 0
 
@@ -88,7 +91,7 @@ def test_an_algorithm_of_one_s_own_takes_its_turn(on_ranks):
 def test_options_are_for_their_benches(capsys, monkeypatch):
     given = []
     for module in (collectives, codecs):
-        monkeypatch.setattr(module, "run", lambda **options: given.append(options) or REPORT)
+        monkeypatch.setattr(module, "run", lambda _, **options: given.append(options) or [REPORT])
     assert main(["collectives", "--algorithm", "mine:Tree", "--quick"]) == 0
     assert main(["codecs", "--codec", "sign"]) == 0
     assert given == [dict(quick=True, algorithm="mine:Tree"), dict(quick=False, codec="sign")]

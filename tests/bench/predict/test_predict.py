@@ -34,6 +34,7 @@ def test_quick(tmp_path, monkeypatch):
     assert len(content["rows"]) == 2
 
 
-def test_parts_that_are_not_there_are_refused():
-    with pytest.raises(ValueError, match="no part 'time' of predict: memory"):
-        main(["predict", "--only", "time"])
+def test_parts_that_are_not_there_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["predict", "--quick", "--only", "time"])
+    assert "--only: there is no part 'time': memory, times, speed" in capsys.readouterr().err

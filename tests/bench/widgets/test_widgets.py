@@ -3,13 +3,14 @@
 import pytest
 
 from tests.browser import chromium
+from workbench.bench.progress import Progress
 from workbench.bench.widgets import widgets
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(chromium() is None, reason="no Chromium is installed")
 def test_quick():
-    report = widgets.run(quick=True)
+    *_, report = widgets.run(Progress(say=lambda line: None), quick=True)
     assert set(report.figures) == {
         "editor_redraw_ms",
         "editor_first_paint_ms",
@@ -29,4 +30,4 @@ def test_quick():
 def test_without_a_browser_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(widgets, "chromium", lambda: None)
     with pytest.raises(RuntimeError, match="install chromium"):
-        widgets.run(quick=True)
+        next(widgets.run(Progress(), quick=True))

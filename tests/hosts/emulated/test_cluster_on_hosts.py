@@ -98,7 +98,6 @@ def test_a_bench_has_ours_and_a_peer_on_the_same_hosts(cluster, experiment):
         "workbench.bench.rivals.interleaved:measure",
         experiment,
         module=NET,
-        rounds=1,
         steps=1,
         rivals=[("ddp 25",)],
     )

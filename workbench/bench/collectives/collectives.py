@@ -19,7 +19,7 @@ of a host reduce through shared memory, and each sends its part over the link. N
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ import torch.distributed as dist
 from workbench.bench.collectives import links
 from workbench.bench.collectives.timing import KIB, MIB, Seconds, experiment_of, named, timed
 from workbench.bench.plot import Bar, Chart
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
@@ -52,66 +53,81 @@ QUICK_ON_HOSTS = {KIB: 20, 64 * KIB: 10, MIB: 2}
 FULL_ON_HOSTS = {KIB: 100, 64 * KIB: 20, MIB: 5, 4 * MIB: 2, 16 * MIB: 1, 64 * MIB: 1}
 
 
-def run(*, quick: bool, algorithm: str | None = None) -> Report:
+def run(progress: Progress, *, quick: bool, algorithm: str | None = None) -> Iterator[Report]:
     """Measures seconds of one all-reduce; `quick` leaves out 256 MB and takes fewer rounds.
 
     Args:
+        progress: the progress of sizes, and of links.
         quick: whether it is short.
         algorithm: "module:attribute" or entry point of one more algorithm; None: there is none.
     """
     own = () if algorithm is None else (algorithm,)
-    settings, times = (links.QUICK, 2) if quick else (links.FULL, 7)
-    with Cluster(ENGINES, timeout=120.0) as cluster:
-        report = compare(cluster, *((QUICK, 3) if quick else (FULL, 7)), own)
-        here = [
-            links.run_on(cluster, each, times)
-            for each in settings
-            if each.rate is None and each.engines == ENGINES
-        ]
-    apart = [each for each in settings if each.rate is not None or each.engines != ENGINES]
-    for found in (*(links.run(each, times) for each in apart), *here):
+    settings, turns = (links.QUICK, QUICK) if quick else (links.FULL, FULL)
+    progress.begin(Part("sizes", len(turns), 30), Part("links", len(settings), 60))
+    report, rounds = Report("collectives", (), {}), progress.fitting(3 if quick else 7)
+    if progress.wants("sizes"):
+        with Cluster(ENGINES, timeout=120.0) as cluster:
+            for report in compare(cluster, progress, turns, rounds, own):
+                yield report
+    rounds = progress.fitting(2 if quick else 7)
+    for each in progress.each("links", settings):
+        found = links.run(each, rounds)
         report = replace(
             report,
             rows=(*report.rows, *found.rows),
             figures={**report.figures, **found.figures},
             notes=(*report.notes, *found.notes),
+            engines=ENGINES,
         )
-    return report
+        yield report
 
 
-def run_on_hosts(*, quick: bool) -> Report:
+def run_on_hosts(progress: Progress, *, quick: bool) -> Iterator[Report]:
     """Measures seconds of one all-reduce over two hosts; `quick` up to 1 MB, in fewer rounds."""
-    turns, rounds = (QUICK_ON_HOSTS, 2) if quick else (FULL_ON_HOSTS, 7)
+    turns = QUICK_ON_HOSTS if quick else FULL_ON_HOSTS
+    progress.begin(Part("sizes", len(turns), 40))
+    rounds = progress.fitting(2 if quick else 7)
     with (
         Hosts(2, bandwidth="1gbit") as hosts,
         Cluster(ENGINES, hosts=hosts, timeout=120.0) as cluster,
     ):
         measured = hosts.measure()
-        report = compare(cluster, turns, rounds)
-    carried = ", ".join(f"{8 * each / 1e9:.2f}" for each in measured.bandwidths)
-    note = f"2 hosts x 2 engines on links of 1 Gbit/s; they carried {carried} Gbit/s of payload."
-    return replace(report, bench="hierarchical", notes=(*report.notes, note))
+        carried = ", ".join(f"{8 * each / 1e9:.2f}" for each in measured.bandwidths)
+        note = (
+            f"2 hosts x 2 engines on links of 1 Gbit/s; they carried {carried} Gbit/s of payload."
+        )
+        for report in compare(cluster, progress, turns, rounds):
+            yield replace(report, bench="hierarchical", notes=(*report.notes, note))
 
 
 def compare(
-    cluster: Cluster, turns: dict[int, int], rounds: int, own: Sequence[str] = ()
-) -> Report:
+    cluster: Cluster,
+    progress: Progress,
+    turns: Mapping[int, int],
+    rounds: int,
+    own: Sequence[str] = (),
+) -> Iterator[Report]:
     """Measures all-reduces on a cluster of four engines, which may be on several hosts.
 
     Args:
         cluster: the cluster whose engines communicate.
+        progress: the progress of the part "sizes".
         turns: how often a system all-reduces in one turn, for each size in bytes.
         rounds: the number of turns that each system takes.
         own: algorithms of your own, "module:attribute" or entry points.
     """
-    ranks: list[tuple[Seconds, str]] = cluster.call(
-        "workbench.bench.collectives.collectives:measure",
-        experiment_of(ENGINES),
-        turns=turns,
-        rounds=rounds,
-        own=tuple(own),
-    )
-    return _report(*ranks[0], rounds)
+    found: Seconds = {}
+    for size in progress.each("sizes", turns):
+        ranks: list[tuple[Seconds, str]] = cluster.call(
+            "workbench.bench.collectives.collectives:measure",
+            experiment_of(ENGINES),
+            turns={size: turns[size]},
+            rounds=rounds,
+            own=tuple(own),
+        )
+        seconds, transport = ranks[0]
+        found |= seconds
+        yield _report(found, transport, rounds)
 
 
 def measure(
@@ -195,6 +211,7 @@ def _report(found: Seconds, transport: str, rounds: int) -> Report:
             "gloo and bucket sum in place; the others return new memory, which has to be had.",
         ),
         (_chart(figures),),
+        engines=ENGINES,
     )
 
 

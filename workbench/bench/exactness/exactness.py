@@ -1,6 +1,7 @@
 """Split models against unsplit ones: `cluster.verify` over models, plans and precisions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
@@ -10,6 +11,7 @@ from workbench.bench.exactness import random_cases
 from workbench.bench.exactness.mutants import planting
 from workbench.bench.nets import CifarNet, SmallVGG, SmoothDenseNet
 from workbench.bench.plot import Bar, Chart
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
@@ -45,43 +47,73 @@ _MOST_SHARE = 9
 PRECISIONS: tuple[Literal["fp64", "fp32"], ...] = ("fp64", "fp32")
 
 
-def run(*, quick: bool, mutants: int = 0, random: int = 0, seed: int = 0) -> Report:
+def run(
+    progress: Progress, *, quick: bool, mutants: int = 0, random: int = 0, seed: int = 0
+) -> Iterator[Report]:
     """Verifies models under equal and unequal plans, fp64 and fp32; `quick` a small VGG alone.
 
     With `mutants`, that many faults are planted instead, to see which of them the tests kill; with
     `random`, that many modules, plans and experiments are drawn (`random_cases.py`).
     """
     if mutants:
-        return planting.run(mutants, seed)
+        yield planting.run(mutants, seed)
+        return
     if random:
-        return random_cases.run(random, seed)
+        yield random_cases.run(random, seed)
+        return
+    progress.say("tracing the models")
+    cases = [case for name in ((SMALL,) if quick else MODELS) for case in _cases(name, quick)]
+    progress.begin(Part("cases", len(cases), 5 if quick else 20))
     rows: list[dict[str, Cell]] = []
     found: list[Verification] = []
     notes: list[str] = []
     with Cluster(WORLD, timeout=300.0) as cluster:
-        for name in (SMALL,) if quick else MODELS:
-            size = SIZES.get(name, 32)
-            module = OWN[name]() if name in OWN else None
-            graph = trace(module or name, input_shape=(3, size, size), num_classes=10)
-            plans = {
-                **(unequal_plans(graph) if quick or name in UNEQUAL else {}),
-                "data parallel, 4": Plan.data_parallel(graph, 4),
-                "data parallel, 2": Plan.data_parallel(graph, 2),
-                "hybrid, 4": Plan.hybrid(graph, 4, 4),
-                "hybrid, 2 x 2": Plan.hybrid(graph, 4, 2),
-            }
-            for label, plan in plans.items():
-                whole = plan.with_batch_norm("synchronized")
-                for precision in PRECISIONS if name != SMOOTH else ("fp32",):
-                    try:
-                        found.append(cluster.verify(whole, precision=precision, module=module))
-                    except RunError as error:  # out of memory, perhaps; the others continue
-                        notes.append(f"{name}, {label}, {precision}: {error}")
-                    else:
-                        rows.append(_row(name, label, found[-1]))
+        for case in progress.each("cases", cases):
+            plan, precision = case.plan.with_batch_norm("synchronized"), case.precision
+            try:
+                found.append(cluster.verify(plan, precision=precision, module=case.module))
+            except RunError as error:  # out of memory, perhaps; the others continue
+                notes.append(f"{case.name}, {case.label}, {precision}: {error}")
+            else:
+                rows.append(_row(case.name, case.label, found[-1]))
+            yield _report(rows, found, notes)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A model and its plan by their names, and the precision."""
+
+    name: str
+    label: str
+    plan: Plan
+    module: nn.Module | None
+    precision: Literal["fp64", "fp32"]
+
+
+def _cases(name: str, quick: bool) -> Iterator[_Case]:
+    """The plans of one model."""
+    size = SIZES.get(name, 32)
+    module = OWN[name]() if name in OWN else None
+    graph = trace(module or name, input_shape=(3, size, size), num_classes=10)
+    plans = {
+        **(unequal_plans(graph) if quick or name in UNEQUAL else {}),
+        "data parallel, 4": Plan.data_parallel(graph, 4),
+        "data parallel, 2": Plan.data_parallel(graph, 2),
+        "hybrid, 4": Plan.hybrid(graph, 4, 4),
+        "hybrid, 2 x 2": Plan.hybrid(graph, 4, 2),
+    }
+    for label, plan in plans.items():
+        for precision in PRECISIONS if name != SMOOTH else PRECISIONS[1:]:
+            yield _Case(name, label, plan, module, precision)
+
+
+def _report(
+    rows: Sequence[Mapping[str, Cell]], found: Sequence[Verification], notes: Sequence[str]
+) -> Report:
     figures = {name: figure for p in PRECISIONS for name, figure in figures_of(found, p).items()}
     exact = sum(v.exact for v in found)
-    figures["exact"] = Figure.of([v.exact * 1.0 for v in found])
+    if found:
+        figures["exact"] = Figure.of([v.exact * 1.0 for v in found])
     return Report(
         "exactness",
         tuple(rows),
@@ -150,7 +182,7 @@ def _row(name: str, plan: str, verification: Verification) -> dict[str, Cell]:
     }
 
 
-def figures_of(found: list[Verification], precision: str) -> dict[str, Figure]:
+def figures_of(found: Sequence[Verification], precision: str) -> dict[str, Figure]:
     """The worst error of each verification; separate where the unsplit model itself exceeds it."""
     those = [v for v in found if v.precision == precision]
     within = [v for v in those if _rounding(v) <= TOLERANCE[precision]]
@@ -173,7 +205,7 @@ def _rounding(verification: Verification) -> float:
     return max(difference.rounding for difference in verification.differences)
 
 
-def _chart(rows: list[dict[str, Cell]]) -> Chart:
+def _chart(rows: Sequence[Mapping[str, Cell]]) -> Chart:
     bars = []
     for row in rows:
         if row["precision"] == "fp64":

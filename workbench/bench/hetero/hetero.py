@@ -11,9 +11,11 @@ Source: Moreno-Alvarez et al. 2020 and 2021, and the gain model derived from the
 
 import random
 import time
+from collections.abc import Iterator, Sequence
 
 from workbench.bench.hetero import live, reshard, static
 from workbench.bench.hetero.static import Case, Found, Size
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.hosts.emulated.hosts import Hosts
@@ -37,32 +39,50 @@ FULL = Size(SPEEDS, (ROWS, FILTERS), 2, 2, 6.0)
 SMALL = Size(((2, 1),), QUICK, 1, 2, 2.0)
 
 
-def run(*, quick: bool) -> Report:
+def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     """Measures all parts; `quick` without hosts, small and on few engines."""
-    size = SMALL if quick else FULL
+    size, slowdowns = (SMALL, 1) if quick else (FULL, SLOWDOWNS)
+    compared = [(speeds, case) for speeds in size.speeds for case in size.cases]
+    progress.begin(
+        Part("static", len(compared), 20 if quick else 100),
+        Part("live", slowdowns, 60 if quick else 150),
+        *([] if quick else [Part("hosts", 1, 100)]),
+        Part("re-cut", 1, 10 if quick else 60),
+        Part("partition", 1, 5),
+    )
     found: list[Found] = []
-    with Cluster(len(size.speeds[0]), timeout=300.0) as cluster:
-        bare: Machine | None = None
-        for speeds in size.speeds:
-            for engine, speed in enumerate(speeds):
-                cluster.slow(engine, max(speeds) / speed)
-            try:
-                if bare is None:  # for all speeds: at a twentieth's it would take minutes
-                    measured = cluster.calibrate(within_s=size.within_s, keep=False)
-                    bare = _each_its_own(measured, len(cluster))
-                for case in size.cases:
+    if any(map(progress.wants, ("static", "live"))):
+        with Cluster(len(size.speeds[0]), timeout=300.0) as cluster:
+            bare: Machine | None = None
+            for speeds, case in progress.each("static", compared):
+                for engine, speed in enumerate(speeds):
+                    cluster.slow(engine, max(speeds) / speed)
+                try:
+                    if bare is None:  # for all speeds: at a twentieth's it would take minutes
+                        measured = cluster.calibrate(within_s=size.within_s, keep=False)
+                        bare = _each_its_own(measured, len(cluster))
                     found.append(static.compared(cluster, speeds, case, size, bare))
-            finally:
-                cluster.mend()
-        slowdowns = 1 if quick else SLOWDOWNS
-        found.append(live.run(cluster, size.cases[0], rounds=slowdowns, quick=quick))
-        if quick:
-            found.append(reshard.run(cluster, "", rounds=1))
-    if not quick:
+                finally:
+                    cluster.mend()
+                yield _report(found, size)
+            before, slowed = list(found), list[live.Round]()
+            for _ in progress.each("live"):
+                slowed.append(live.slowdown(cluster, size.cases[0], quick=quick))
+                found = [*before, live.found_in(slowed, len(cluster))]
+                yield _report(found, size)
+    for _ in progress.each("hosts"):
         found.append(_on_hosts(size))
-        with Cluster(RANKS, timeout=300.0) as cluster:
-            found.append(reshard.run(cluster, "vgg11", rounds=3))
-    found.append(_partitioned())
+        yield _report(found, size)
+    for _ in progress.each("re-cut"):
+        with Cluster(2 if quick else RANKS, timeout=300.0) as cluster:
+            found.append(reshard.run(cluster, "" if quick else "vgg11", rounds=1 if quick else 3))
+        yield _report(found, size)
+    for _ in progress.each("partition"):
+        found.append(_partitioned())
+        yield _report(found, size)
+
+
+def _report(found: Sequence[Found], size: Size) -> Report:
     notes = (
         "An engine of speed v is held for max(v) / v - 1 times the processor time that it takes. "
         "Layers are measured under each set of speeds, devices' own figures and links under the "
@@ -74,6 +94,7 @@ def run(*, quick: bool) -> Report:
         tuple(row for part in found for row in part.rows),
         {name: figure for part in found for name, figure in part.figures.items()},
         (*notes, *(note for part in found for note in part.notes)),
+        engines=len(size.speeds[0]),
     )
 
 

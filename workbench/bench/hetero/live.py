@@ -55,9 +55,8 @@ class Round:
     notes: Sequence[str]
 
 
-def run(cluster: Cluster, case: Case, *, rounds: int, quick: bool) -> Found:
-    """Measures the three runs, so many times."""
-    found = [_slowdown(cluster, case, quick=quick) for _ in range(rounds)]
+def found_in(found: Sequence[Round], world: int) -> Found:
+    """The rows and figures of some slowdowns, of the last of so many engines."""
     recovered = [one.speeds["followed"] for one in found]
     taken = [s for one in found for s in one.seconds]
     return Found(
@@ -74,7 +73,7 @@ def run(cluster: Cluster, case: Case, *, rounds: int, quick: bool) -> Found:
             "imbalance_of_one_row": Figure.of([one.one_row for one in found]),
         },
         (
-            f"Engine {len(cluster) - 1} becomes {FACTOR:g} times slower; samples/s are of the "
+            f"Engine {world - 1} becomes {FACTOR:g} times slower; samples/s are of the "
             f"median of {LAST} steps, the last ones of the {RECOVER_WITHIN} after it; imbalance of "
             f"the ranks' own medians of {TYPICAL}, under the last shares, {SETTLE} steps later. "
             f"Changes of shares took, in s: {', '.join(f'{s:.3g}' for s in taken) or 'none'}.",
@@ -87,7 +86,8 @@ def _over(recovered: Sequence[float], found: Sequence[Round], name: str) -> Figu
     return Figure.of([mine / one.speeds[name] for mine, one in zip(recovered, found, strict=True)])
 
 
-def _slowdown(cluster: Cluster, case: Case, *, quick: bool) -> Round:
+def slowdown(cluster: Cluster, case: Case, *, quick: bool) -> Round:
+    """Measures the three runs."""
     world, slow = len(cluster), len(cluster) - 1
     experiment = case.experiment(case.equal(world), 1_000_000)
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workbench.bench.report import Cell, Figure
+from workbench.bench.report import Cell
 from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
 from workbench.model.tracing.trace import trace
@@ -25,13 +25,22 @@ ROUNDS = 5
 START_S = 120.0
 
 
+NOTES = (
+    f"control bytes: of all messages of a run that the job server counted; per step: of those "
+    f"after the first of {STEPS} steps, each rank's answer at the end among them.",
+    "tensor_bytes_through_controller: what a wider model adds to the messages of its run, "
+    "where that is as much as the smallest tensor that is wider; less is digits of its text.",
+    "submit_to_first_step: seconds from the call of train to the end of the first step, on "
+    "engines that have run the same before.",
+)
+
+
 @dataclass(frozen=True)
 class Live:
-    """The results, as parts of a report."""
+    """The rows, and the samples of each figure."""
 
     rows: tuple[Mapping[str, Cell], ...]
-    figures: Mapping[str, Figure]
-    notes: tuple[str, ...]
+    samples: Mapping[str, list[float]]
 
 
 class Wide(nn.Module):
@@ -48,37 +57,23 @@ class Wide(nn.Module):
         return self.out(torch.relu(self.hidden(torch.flatten(x, 1))))
 
 
-def measured(quick: bool) -> Live:
-    """Trains models of one form and several widths, on several numbers of ranks.
+def measured(world: int, *, quick: bool) -> Live:
+    """Trains models of one form and several widths, on so many ranks.
 
     The linear layers are sharded over all ranks, so that each holds a part of the parameters.
     """
-    rows: list[dict[str, Cell]] = []
-    starts: list[float] = []
-    grown: list[float] = []
-    for world in WORLDS[: 1 if quick else None]:
-        with (
-            tempfile.TemporaryDirectory() as directory,
-            Cluster(world, directory=directory, timeout=300.0) as cluster,
-        ):
-            own = [_controlled(cluster, width) for width in (QUICK_WIDTHS if quick else WIDTHS)]
-            rows += own
-            grown += [_tensor_bytes(own[0], row) for row in own[1:]]
-            starts += _started(cluster, 2 if quick else ROUNDS)
-    figures = {
-        "control_bytes_per_step": Figure.of([float(row["bytes/step"]) for row in rows]),
-        "tensor_bytes_through_controller": Figure.of(grown),
-        "submit_to_first_step": Figure.of(starts),
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Cluster(world, directory=directory, timeout=300.0) as cluster,
+    ):
+        rows = [_controlled(cluster, width) for width in (QUICK_WIDTHS if quick else WIDTHS)]
+        starts = _started(cluster, 2 if quick else ROUNDS)
+    samples = {
+        "control_bytes_per_step": [float(row["bytes/step"]) for row in rows],
+        "tensor_bytes_through_controller": [_tensor_bytes(rows[0], row) for row in rows[1:]],
+        "submit_to_first_step": starts,
     }
-    notes = (
-        f"control bytes: of all messages of a run that the job server counted; per step: of those "
-        f"after the first of {STEPS} steps, each rank's answer at the end among them.",
-        "tensor_bytes_through_controller: what a wider model adds to the messages of its run, "
-        "where that is as much as the smallest tensor that is wider; less is digits of its text.",
-        "submit_to_first_step: seconds from the call of train to the end of the first step, on "
-        "engines that have run the same before.",
-    )
-    return Live(tuple(rows), figures, notes)
+    return Live(tuple(rows), samples)
 
 
 def _controlled(cluster: Cluster, width: int) -> dict[str, Cell]:

@@ -1,11 +1,12 @@
 """The job server: the quality of its schedule, its cost, and its traffic.
 
-Three parts: the scheduler and the store by themselves; a server with simulated ranks that report;
-and a cluster with runs of more and of fewer parameters.
+queues, decisions, store    the scheduler and the store by themselves
+reporters                   a server with simulated ranks that report
+live                        a cluster with runs of more and of fewer parameters
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +15,7 @@ import psutil
 
 from workbench.bench.jobserver import control, reporters
 from workbench.bench.jobserver.simulation import mixed, simulate
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.plan.experiment.measured import COLUMNS
 from workbench.scheduler.scheduling import schedule
@@ -27,21 +29,47 @@ RANKS = 64
 FILES = 100  # of one rank, put aside one after another
 
 
-def run(*, quick: bool) -> Report:
+def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     """Measures all parts; `quick` takes small queues, few rows, and two engines."""
-    queues = list(_queues(quick))
-    waits = [_scheduled(engines) for _, engines in SIZES[: 1 if quick else None]]
-    stored = _stored(100_000 if quick else 1_000_000)
-    reporting = reporters.measured(RANKS, 5.0 if quick else 30.0)
-    live = control.measured(quick)
-    figures = {
-        "schedule_efficiency": Figure.of([float(row["efficiency"]) for row in queues]),
-        "schedule_seconds": Figure.of([float(row["seconds"]) for row in waits]),
-        "store_growth": Figure.of([float(stored["file growth"])]),
-        "memory_growth": Figure.of([float(stored["memory growth"])]),
-        "server_core_share": Figure.of(reporting),
-        **live.figures,
-    }
+    queues = _queues(quick)
+    sizes = SIZES[: 1 if quick else None]
+    worlds = control.WORLDS[: 1 if quick else None]
+    progress.begin(
+        Part("queues", len(queues), 5),
+        Part("decisions", len(sizes), 1),
+        Part("store", 1, 5 if quick else 30),
+        Part("reporters", 1, 10 if quick else 40),
+        Part("live", len(worlds), 40),
+    )
+    rows: list[Mapping[str, Cell]] = []
+    samples: dict[str, list[float]] = {}
+    for jobs, engines, seed in progress.each("queues", queues):
+        rows.append(_simulated(jobs, engines, seed))
+        samples.setdefault("schedule_efficiency", []).append(float(rows[-1]["efficiency"]))
+        yield _report(rows, samples)
+    for _, engines in progress.each("decisions", sizes):
+        rows.append(_scheduled(engines))
+        samples.setdefault("schedule_seconds", []).append(float(rows[-1]["seconds"]))
+        yield _report(rows, samples)
+    for _ in progress.each("store"):
+        rows.append(stored := _stored(100_000 if quick else 1_000_000))
+        samples["store_growth"] = [float(stored["file growth"])]
+        samples["memory_growth"] = [float(stored["memory growth"])]
+        yield _report(rows, samples)
+    for _ in progress.each("reporters"):
+        shares = reporters.measured(RANKS, 5.0 if quick else 30.0)
+        rows.append({"reporters": RANKS, "share of a core": max(shares)})
+        samples["server_core_share"] = shares
+        yield _report(rows, samples)
+    for world in progress.each("live", worlds):
+        live = control.measured(world, quick=quick)
+        rows += live.rows
+        for name, found in live.samples.items():
+            samples.setdefault(name, []).extend(found)
+        yield _report(rows, samples)
+
+
+def _report(rows: list[Mapping[str, Cell]], samples: Mapping[str, list[float]]) -> Report:
     notes = (
         "efficiency: engine-seconds that no schedule could undercut, over those of ours; the best "
         "schedule is not known, and may itself be worse than that bound.",
@@ -50,28 +78,32 @@ def run(*, quick: bool) -> Report:
         "quarter of the rows.",
         f"server_core_share: processor time over time of a server that follows {RANKS} simulated "
         "ranks, each with 10 rows a second.",
-        *live.notes,
+        *control.NOTES,
     )
-    reported: dict[str, Cell] = {"reporters": RANKS, "share of a core": max(reporting)}
-    return Report("jobserver", (*queues, *waits, stored, reported, *live.rows), figures, notes)
+    figures = {name: Figure.of(found) for name, found in samples.items() if found}
+    return Report("jobserver", tuple(rows), figures, notes)
 
 
-def _queues(quick: bool) -> Iterator[dict[str, Cell]]:
-    for jobs, engines in SIZES[: 1 if quick else None]:
-        for seed in range(1 if jobs > 5000 else 3):
-            loads = mixed(jobs, engines, seed=seed)
-            begun = time.perf_counter()
-            simulated = simulate(loads, engines)
-            waits = sum(simulated.starts) - sum(load.arrival for load in loads)
-            yield {
-                "jobs": jobs,
-                "engines": engines,
-                "seed": seed,
-                "efficiency": simulated.efficiency,
-                "mean wait h": waits / jobs / 3600,
-                "makespan h": simulated.makespan / 3600,
-                "simulated in s": time.perf_counter() - begun,
-            }
+def _queues(quick: bool) -> list[tuple[int, int, int]]:
+    """(jobs, engines, seed)."""
+    sizes = SIZES[: 1 if quick else None]
+    return [(n, engines, s) for n, engines in sizes for s in range(1 if n > 5000 else 3)]
+
+
+def _simulated(jobs: int, engines: int, seed: int) -> dict[str, Cell]:
+    loads = mixed(jobs, engines, seed=seed)
+    begun = time.perf_counter()
+    simulated = simulate(loads, engines)
+    waits = sum(simulated.starts) - sum(load.arrival for load in loads)
+    return {
+        "jobs": jobs,
+        "engines": engines,
+        "seed": seed,
+        "efficiency": simulated.efficiency,
+        "mean wait h": waits / jobs / 3600,
+        "makespan h": simulated.makespan / 3600,
+        "simulated in s": time.perf_counter() - begun,
+    }
 
 
 def _scheduled(num_engines: int) -> dict[str, Cell]:

@@ -10,13 +10,14 @@ parameter server, since no other comparison in the paper could give it.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
 from workbench.bench.nets import INPUT_SHAPE, SmallVGG
 from workbench.bench.pipesgd.sweep import COMPUTE, ENGINES, QUEUE_S, take_turns
+from workbench.bench.progress import Progress
 from workbench.bench.report import Cell, Figure
 from workbench.bench.rivals.turns import Seen, Turn
 from workbench.client.cluster import Cluster
@@ -111,8 +112,8 @@ class Compared:
     graph: Graph
 
 
-def run(headline: Headline) -> Compared:
-    """Measures the seconds of a step of each system, and its bytes and coding time."""
+def run(progress: Progress, headline: Headline) -> Iterator[Compared]:
+    """Measures the seconds of a step of each system, and its bytes and coding time, in rounds."""
     module: nn.Module | None = SmallVGG(width=16) if headline.model == "small" else None
     classes = 10 if module else IMAGENET_CLASSES
     model = module or headline.model
@@ -128,8 +129,14 @@ def run(headline: Headline) -> Compared:
         Hosts(ENGINES, bandwidth=headline.rate, queue_limit_s=QUEUE_S) as hosts,
         Cluster(ENGINES, hosts=hosts, timeout=300.0) as cluster,
     ):
-        found = take_turns(cluster, experiment, module, SYSTEMS, headline.rounds)
-    return Compared(_rows(found), _figures(found), graph)
+        found: list[dict[str, Seen]] = []
+        for _ in progress.each("headline"):
+            round_ = take_turns(cluster, experiment, module, SYSTEMS, 1)
+            for before, now in zip(found, round_, strict=False):  # none before the first
+                for name, seen in now.items():
+                    seen.seconds[:0] = before[name].seconds
+            found = round_
+            yield Compared(_rows(found), _figures(found), graph)
 
 
 def _rows(found: list[dict[str, Seen]]) -> list[dict[str, Cell]]:

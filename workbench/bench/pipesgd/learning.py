@@ -11,7 +11,7 @@ helps.
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from torch import nn
 
 from workbench.bench.nets import COLOR_SHAPE, DIGITS_SHAPE, cnn, mlp
 from workbench.bench.pipesgd.sweep import ENGINES, QUEUE_S
+from workbench.bench.progress import Progress
 from workbench.bench.report import Cell, Figure
 from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
@@ -109,31 +110,41 @@ class Learnt:
         return next((s for s, reached in self.curve if reached >= accuracy), math.inf)
 
 
-def run(tasks: tuple[Task, ...], seeds: int) -> tuple[list[dict[str, Cell]], dict[str, Figure]]:
-    """Rows and figures; the failure is shown on the first of the tasks."""
+@dataclass(frozen=True)
+class Found:
+    """The rows and figures of all that was learnt so far."""
+
+    rows: list[dict[str, Cell]]
+    figures: dict[str, Figure]
+
+
+def run(progress: Progress, tasks: Sequence[Task], seeds: int) -> Iterator[Found]:
+    """Learns each task with each seed; the failure is shown on the first of the tasks."""
     rows: list[dict[str, Cell]] = []
     figures: dict[str, Figure] = {}
+    pairs: dict[str, list[tuple[Learnt, Learnt]]] = {task.name: [] for task in tasks}
     with (
         Hosts(ENGINES, bandwidth=RATE, queue_limit_s=QUEUE_S) as hosts,
         Cluster(ENGINES, hosts=hosts, timeout=120.0) as cluster,
     ):
-        for task in tasks:
-            pairs = []
-            for seed in range(seeds):
-                warm = _pipelined(task.warmup)
-                pair = (
-                    _learn(cluster, task, ONCE, task.lr, seed),
-                    _learn(cluster, task, warm, task.lr, seed),
-                )
-                target = pair[0].accuracy - TOLERANCE
-                rows += [
-                    _row(task, name, task.lr, seed, one, target)
-                    for name, one in zip(("D-Sync", _named(task.warmup)), pair, strict=True)
-                ]
-                pairs.append(pair)
-            figures |= _figures(task.name, pairs)
-        shown, failure = _failure(cluster, tasks[0])
-    return [*rows, *shown], figures | failure
+        # A seed of every task, then the next one: few seeds of all rather than all of one.
+        for seed, task in progress.each("learning", [(s, t) for s in range(seeds) for t in tasks]):
+            warm = _pipelined(task.warmup)
+            pair = (
+                _learn(cluster, task, ONCE, task.lr, seed),
+                _learn(cluster, task, warm, task.lr, seed),
+            )
+            target = pair[0].accuracy - TOLERANCE
+            rows += [
+                _row(task, name, task.lr, seed, one, target)
+                for name, one in zip(("D-Sync", _named(task.warmup)), pair, strict=True)
+            ]
+            pairs[task.name].append(pair)
+            figures |= _figures(task.name, pairs[task.name])
+            yield Found(rows, figures)
+        for _ in progress.each("failure"):
+            shown, failure = _failure(cluster, tasks[0])
+            yield Found([*rows, *shown], figures | failure)
 
 
 def _failure(cluster: Cluster, task: Task) -> tuple[list[dict[str, Cell]], dict[str, Figure]]:

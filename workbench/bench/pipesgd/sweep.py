@@ -12,12 +12,13 @@ so that the gain of a round is compared with the bound by that round's own r.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from workbench.bench.nets import INPUT_SHAPE, SmallVGG
+from workbench.bench.progress import Progress
 from workbench.bench.report import Cell, Figure
 from workbench.bench.rivals.turns import Seen, Turn
 from workbench.client.cluster import Cluster
@@ -74,7 +75,7 @@ class Swept:
     constants: Fit
 
 
-def run(sweep: Sweep) -> Swept:
+def run(progress: Progress, sweep: Sweep) -> Iterator[Swept]:
     """Measures constants and compute, then every r on hosts with the link for it."""
     module = SmallVGG(width=sweep.width)
     experiment = Experiment(
@@ -97,16 +98,18 @@ def run(sweep: Sweep) -> Swept:
     payload = constants.network.bandwidth / FIRST_RATE  # headers take the rest
     rows: list[dict[str, Cell]] = []
     figures: dict[str, Figure] = {}
-    for r in sweep.ratios:
+    for r in progress.each("sweep", sweep.ratios):
         rate = model.bandwidth_for(r) / payload
         widths = (2, 3, 4) if r == sweep.wide_at else (2,)
         with _hosts(rate) as hosts, Cluster(ENGINES, hosts=hosts, timeout=120.0) as cluster:
             turns = (COMPUTE, EXCHANGE, D_SYNC, *map(_pipelined, widths))
-            found = take_turns(cluster, experiment, module, turns, sweep.rounds)
+            found = take_turns(
+                cluster, experiment, module, turns, progress.fitting(sweep.rounds, 1)
+            )
         seen = {name: one.seconds for name, one in found[0].items()}
         rows += _rows(r, rate, seen)
         figures |= _figures(r, seen)
-    return Swept(rows, figures, constants)
+        yield Swept(rows, figures, constants)
 
 
 def measured_constants(

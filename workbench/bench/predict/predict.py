@@ -1,15 +1,17 @@
 """Peak memory, traffic and time of real steps, against their predictions.
 
-Each case runs three steps on local engines; the last one is metered, tensor by tensor, and its
-collectives are recorded. Every rank is compared. Steps of some cases are timed in several rounds,
-and compared with predictions for a machine that was calibrated between these rounds. With `only`,
-"memory", times are left out.
+    memory    each case runs three steps on local engines; the last one is metered, tensor by
+              tensor, and its collectives are recorded; every rank is compared
+    times     the same, and steps of some cases are timed in several rounds, and compared with
+              predictions for a machine that was calibrated between these rounds
+    speed     how long predictions take
+
+`times` is left out where `memory` is the only part.
 """
 
 import statistics
-import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
@@ -30,6 +32,7 @@ from workbench.bench.predict.times import (
     steps_of,
     time_cells,
 )
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.plan.machine.machine import Machine
@@ -42,59 +45,82 @@ PLAN_S, QUICK_PLAN_S, QUICK_BARE_S = 3.0, 0.5, 2.0
 SPARE_S = 3.0  # for each case that is timed
 
 
-def run(*, quick: bool, only: str | None = None, cases_named: str = "") -> Report:
+def run(progress: Progress, *, quick: bool, cases_named: str = "") -> Iterator[Report]:
     """Measures every case; `quick` takes a tiny VGG under two plans.
 
     Args:
+        progress: the progress of the models, each of which has several cases.
         quick: whether to take few cases.
-        only: "memory", to measure memory and traffic alone; None: times, too.
         cases_named: a part of the names of the measured cases: "resnet18", or also a plan.
 
     Raises:
-        ValueError: there is no such part, or no case of this name.
+        ValueError: there is no case of this name.
     """
-    if only not in (None, "memory"):
-        raise ValueError(f"no part {only!r} of predict: memory")
     every = list(cases.quick() if quick else cases.every(cases_named))
     if not every:
         raise ValueError(f"no case is named {cases_named!r}: a name is 'resnet18, hybrid, 4'")
-    if only is not None:
+    # Those with times have their memory too.
+    part = "memory" if progress.only == "memory" else "times"
+    if part == "memory":
         every = [replace(case, timed=False) for case in every]
-    with Cluster(cases.ENGINES, timeout=300.0) as cluster:
-        machines = (
-            Machines(cluster, QUICK_PLAN_S, QUICK_BARE_S) if quick else Machines(cluster, PLAN_S)
-        )
-        bench = _Bench(cluster, machines, every, quick=quick)
-        for _, alike in groupby(every, key=lambda case: case.experiment.plan.graph.fingerprint):
-            bench.measure(list(alike))
-    rows = bench.rows
+    models = [
+        list(alike)
+        for _, alike in groupby(every, key=lambda case: case.experiment.plan.graph.fingerprint)
+    ]
+    some = {"memory": 4.0, "times": 25.0}  # seconds of a case
+    progress.begin(
+        *(
+            Part(name, len(models) if name == part else 0, len(every) * seconds / len(models))
+            for name, seconds in some.items()
+        ),
+        Part("speed", 1, 10),
+    )
+    bench: _Bench | None = None
+    if progress.wants(part):
+        with Cluster(cases.ENGINES, timeout=300.0) as cluster:
+            seconds = (QUICK_PLAN_S, QUICK_BARE_S) if quick else (PLAN_S,)
+            bench = _Bench(cluster, Machines(cluster, *seconds), progress, quick=quick)
+            for alike in progress.each(part, models):
+                bench.measure(alike)
+                yield _report(bench, {})
+    for _ in progress.each("speed"):
+        graph = every[0].experiment.plan.graph if quick else resnet152()
+        yield _report(bench, speed_figures(graph, times=1 if quick else 5))
+
+
+def _report(bench: "_Bench | None", speed: Mapping[str, Figure]) -> Report:
+    rows = [] if bench is None else bench.rows
+    if bench is None or not rows:
+        return Report("predict", (), speed, () if bench is None else tuple(bench.notes))
     figures = {
         **memory_figures(rows),
         "traffic_exact": Figure.of([float(row["traffic"] == "equal") for row in rows]),
     }
-    text = (
+    text: tuple[str, ...] = (
         "Peak: live tensor bytes of the rank that is furthest off, shared memory included; "
         f"{statistics.fmean(float(row['memory error']) for row in rows):.2%} off on average over "
         f"{len(rows)} cases, on a machine that has measured what its kernels take. Without a "
         "machine, it lies in the band of the prediction.",
         "Traffic: calls, messages and bytes of every collective of every rank.",
     )
-    if only is not None:
-        return Report("predict", tuple(rows), figures, (*text, *bench.notes), (_chart(rows),))
-    graph = every[0].experiment.plan.graph if quick else resnet152()
+    charts = [_chart(rows)]
     times = TimeErrors.of(rows)
-    figures |= times.figures() | speed_figures(graph, times=1 if quick else 5)
-    charts = _chart(rows), times.chart()
-    return Report("predict", tuple(rows), figures, (*text, times.note(), *bench.notes), charts)
+    if times.rows:
+        figures |= times.figures()
+        text = (*text, times.note())
+        charts.append(times.chart())
+    notes = (*text, *bench.notes)
+    figures |= speed
+    return Report("predict", tuple(rows), figures, notes, tuple(charts), engines=cases.ENGINES)
 
 
 class _Bench:
-    """Runs cases, and reports its progress.
+    """Runs cases, and tells of each.
 
     Args:
         cluster: the cluster that runs them.
         machines: the machines that are calibrated for them.
-        every: all cases.
+        progress: whom to tell.
         quick: whether to calibrate once for the cases of each model, and repeat none.
 
     Attributes:
@@ -104,15 +130,14 @@ class _Bench:
     """
 
     def __init__(
-        self, cluster: Cluster, machines: Machines, every: Sequence[Case], *, quick: bool
+        self, cluster: Cluster, machines: Machines, progress: Progress, *, quick: bool
     ) -> None:
         self.cluster, self.machines, self._quick = cluster, machines, quick
+        self._progress = progress
         self._kernels = KernelMachines(cluster)
         self.rows: list[dict[str, Cell]] = []
         self.notes: list[str] = []
         self.spare_s = 0.0
-        self._began, self._done = time.perf_counter(), 0
-        self._all = sum(ROUNDS if case.timed else 1 for case in every)
 
     def measure(self, alike: Sequence[Case]) -> None:
         """Measures the cases of one model: rounds, and between them its machines."""
@@ -136,7 +161,6 @@ class _Bench:
         """Runs more rounds of the cases whose rounds differ, as long as there is time."""
         for _ in range(MOST_ROUNDS - ROUNDS):
             unsure = [one for one in timed if is_unsure(one[1])]
-            self._all += len(unsure)
             for case, rounds in self._steps(unsure):
                 if self.spare_s <= 0:
                     return
@@ -158,14 +182,10 @@ class _Bench:
         return self.cluster.call(task, case.experiment, module=case.module, timed=timed)
 
     def _steps(self, some: Iterable[T]) -> Iterator[T]:
-        """Prints the next case, and how long all have taken so far."""
+        """Tells of each case."""
         for one in some:
-            case = one if isinstance(one, Case) else one[0]
-            minutes, seconds = divmod(int(time.perf_counter() - self._began), 60)
-            said = f"{minutes}:{seconds:02} {self._done}/{self._all} {case.name}"
-            print(said, file=sys.stderr, flush=True)
+            self._progress.tell(f"  {(one if isinstance(one, Case) else one[0]).name}")
             yield one
-            self._done += 1
 
 
 def _row(

@@ -26,6 +26,7 @@ from typing import Literal
 
 from torch import nn
 
+from workbench.bench.progress import Part, Progress
 from workbench.bench.recovery.kills import CLOSE, KINDS, Kill, Target
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
@@ -39,6 +40,7 @@ from workbench.store.store import Store
 ENGINES, RANKS = 4, 2
 AT_ONCE = 2  # small runs; others take their engines while those of the last ones are replaced
 KILLS, STEPS = 200, 160
+BATCH = 10  # kills, after which there is a report
 LARGE, LARGE_STEPS = 2, 48  # for each plan of VGG-11
 PAIRS, BLOCK = 5, 10  # of blocks, and steps of each, for the cost of checkpoints
 END_S = 600.0
@@ -46,22 +48,36 @@ TIMEOUT_S = 60.0
 Row = Mapping[str, Cell]
 
 
-def run(*, quick: bool) -> Report:
+def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     """Kills 200 small runs and 4 of VGG-11; `quick`: 3 small ones and none."""
-    large: list[Row] = []
+    seeds = range(len(KINDS) if quick else KILLS)
+    batches = [seeds[first : first + BATCH] for first in seeds[::BATCH]]
+    large = [] if quick else [Part("VGG-11", 2, 120), Part("checkpoints", 1, 180)]
+    progress.begin(Part("kills", len(batches), 10 * min(BATCH, len(seeds))), *large)
+    small: list[Row] = []
+    rows: list[Row] = []
     costs: list[float] = []
-    if quick:
-        rows = survivors(range(len(KINDS)), 1)
-    else:
-        rows = survivors(range(KILLS), AT_ONCE)
+    if progress.wants("kills"):
+        for found in survivors(progress.each("kills", batches), 1 if quick else AT_ONCE):
+            small += found
+            yield _report(small, rows, costs)
+    if any(map(progress.wants, ("VGG-11", "checkpoints"))):
         with _cluster(ENGINES) as cluster:
-            large = list(_large(cluster))
-            costs = _costs(cluster)
+            for which in progress.each("VGG-11"):
+                rows += _large(cluster, which)
+                yield _report(small, rows, costs)
+            for _ in progress.each("checkpoints"):
+                costs += _costs(cluster)
+                yield _report(small, rows, costs)
+
+
+def _report(small: list[Row], large: list[Row], costs: list[float]) -> Report:
+    rows = [*small, *large]
+    figures = _figures(rows, large or small) if rows else {}
     return Report(
         "recovery",
-        (*rows, *large),
-        _figures([*rows, *large], large or rows)
-        | ({"checkpoint_cost": Figure.of(costs)} if costs else {}),
+        tuple(rows),
+        figures | ({"checkpoint_cost": Figure.of(costs)} if costs else {}),
         (
             f"survived: finished, with the final loss of a run that nothing was done to, to "
             f"{CLOSE:g}, and no attempt but after one that lost an engine which was killed here.",
@@ -73,11 +89,12 @@ def run(*, quick: bool) -> Report:
             f"checkpoint_cost: what one every {BLOCK} steps of VGG-11, data parallel,"
             " adds to their time, as a part of it; steps with and without in turns, in one run.",
         ),
+        engines=ENGINES,
     )
 
 
-def survivors(seeds: Sequence[int], at_once: int) -> list[Row]:
-    """The outcome of one small run for each seed, so many at a time."""
+def survivors(batches: Iterable[Sequence[int]], at_once: int) -> Iterator[list[Row]]:
+    """The outcomes of one small run for each seed of a batch, so many at a time."""
     engines = (2 * at_once - 1) * RANKS
     with _cluster(engines) as cluster, ThreadPoolExecutor(at_once) as side_by_side:
         small = _small(cluster)
@@ -86,7 +103,8 @@ def survivors(seeds: Sequence[int], at_once: int) -> list[Row]:
         def survive(seed: int) -> Row:
             return _told(small.survive(Kill.of(seed), straight))
 
-        return list(side_by_side.map(survive, seeds))
+        for seeds in batches:
+            yield list(side_by_side.map(survive, seeds))
 
 
 @contextmanager
@@ -114,20 +132,22 @@ def _small(cluster: Cluster) -> Target:
     )
 
 
-def _large(cluster: Cluster) -> Iterable[Row]:
+def _large(cluster: Cluster, which: int) -> Iterable[Row]:
+    """Kills of VGG-11 under one of two plans."""
     graph = trace("vgg11", input_shape=(3, 32, 32), num_classes=10)
     plans = {
         "data parallel": Plan.data_parallel(graph, ENGINES),
         "hybrid": Plan.hybrid(graph, ENGINES),
     }
-    store = Store(cluster.folder / STORE)
-    for (name, plan), other in zip(plans.items(), reversed(plans.values()), strict=True):
-        target = Target(cluster, store, _experiment(plan, "fp32", LARGE_STEPS), other)
-        straight = target.straight()
-        for seed in range(LARGE):
-            target.wait_for_spare()
-            row = target.survive(Kill(seed, KINDS[seed % 2], "step"), straight)
-            yield _told({**row, "VGG-11": name})
+    (name, plan), other = list(plans.items())[which], list(plans.values())[1 - which]
+    target = Target(
+        cluster, Store(cluster.folder / STORE), _experiment(plan, "fp32", LARGE_STEPS), other
+    )
+    straight = target.straight()
+    for seed in range(LARGE):
+        target.wait_for_spare()
+        row = target.survive(Kill(seed, KINDS[seed % 2], "step"), straight)
+        yield _told({**row, "VGG-11": name})
 
 
 def _costs(cluster: Cluster) -> list[float]:
@@ -206,5 +226,6 @@ def _figure(name: str, column: str, rows: Iterable[Row]) -> dict[str, Figure]:
     return {name: Figure.of(values)} if values else {}
 
 
-if __name__ == "__main__":  # a few seeds by themselves: recovery FIRST STOP
-    survivors(range(int(sys.argv[1]), int(sys.argv[2])), AT_ONCE)
+if __name__ == "__main__":
+    for _ in survivors([range(int(sys.argv[1]), int(sys.argv[2]))], AT_ONCE):
+        pass  # each is printed

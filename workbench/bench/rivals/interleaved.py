@@ -1,4 +1,4 @@
-"""The work of one engine in `bench splitbrain`: builds every system, then runs them in turn."""
+"""The work of one engine in `bench splitbrain`: builds every system, then runs each in turn."""
 
 import gc
 import time
@@ -34,12 +34,14 @@ class Measured:
         peak_bytes: the bytes of this rank's tensors at the peak, from the system's first to its
             second step.
         losses: this rank's part of the last step's loss.
+        chosen: the name for `build_rival` of each rival that took part.
     """
 
     samples: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
+    chosen: list[str] = field(default_factory=list)
 
 
 def measure(
@@ -47,17 +49,15 @@ def measure(
     experiment: Experiment,
     *,
     weights: Path,
-    rounds: int,
     steps: int,
     rivals: Sequence[Sequence[str]],
 ) -> Measured:
-    """Builds the systems, then runs `rounds` rounds of `steps` steps of each.
+    """Builds the systems, then runs a round of `steps` steps of each.
 
     Args:
         config: the rank's number, device and connection to the others.
         experiment: the experiment of the workbench itself.
         weights: the file of weights that all systems start from.
-        rounds: how often each system takes its turn.
         steps: the number of steps of a turn.
         rivals: the names for `build_rival`; of several in one place, each is tried, and the fastest
             takes part.
@@ -79,10 +79,9 @@ def measure(
                 best = min(choices, key=lambda name: bench.tried(sides_of(name)[0]))
                 gc.collect()
             sides += bench.built(partial(sides_of, best))
-        for index in range(rounds):
-            first = WARM_UP + index * steps
-            for side in sides:
-                bench.run(side, range(first, first + steps))
+            bench.found.chosen.append(best)
+        for side in sides:
+            bench.run(side, range(WARM_UP, WARM_UP + steps))
         return bench.found
 
 

@@ -33,14 +33,17 @@ WATCH = """() => {
 }"""
 
 
-def measured(page: Any, *, quick: bool) -> tuple[Mapping[str, Cell], Mapping[str, Figure]]:
+def measured(
+    page: Any, rounds: int, *, quick: bool
+) -> tuple[Mapping[str, Cell], Mapping[str, Figure]]:
     """Trains a small net on two engines, with and without a dashboard in turns.
 
     Args:
         page: the page, which shows nothing else.
-        quick: whether to take few and short rounds.
+        rounds: how often each takes its turn.
+        quick: whether rounds are short.
     """
-    rounds, seconds = (2, 2.0) if quick else (6, 10.0)
+    seconds = 2.0 if quick else 10.0
     lags: list[float] = []
     ratios: list[float] = []
     with _training() as run:

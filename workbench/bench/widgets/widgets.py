@@ -4,12 +4,13 @@ A bare page replaces the front end: browser, scripts and messages are the real o
 page are connected by Chromium's debugging protocol instead of Jupyter's websocket.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.widgets import dashboards, watched_training
 from workbench.bench.widgets.front_end import FrontEnd, browser, chromium
@@ -89,7 +90,7 @@ class Seen:
     frame: float
 
 
-def run(*, quick: bool) -> Report:
+def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     """Measures every model; `quick` takes a small one.
 
     Raises:
@@ -97,22 +98,41 @@ def run(*, quick: bool) -> Report:
     """
     if chromium() is None:
         raise RuntimeError("this bench needs Chromium (Debian: apt-get install chromium)")
+    cases, rounds = (_quick(), 2) if quick else (_every(), 6)
+    whole = QUICK_MINUTES if quick else dashboards.MINUTES
+    progress.begin(
+        Part("editor", len(cases), 20),
+        Part("watched", 1, 10 * rounds if quick else 25 * rounds),
+        Part("dashboard", 1, 60 * whole + 20),
+    )
+    minutes = whole * progress.fitting(dashboards.WINDOWS, 1) / dashboards.WINDOWS
     rows: list[Mapping[str, Cell]] = []
-    minutes = QUICK_MINUTES if quick else dashboards.MINUTES
     figures: dict[str, Figure] = {}
     with browser(viewport={"width": 1400, "height": 1000}) as context:
         page = context.new_page()
-        for case in _quick() if quick else _every():
+        for case in progress.each("editor", cases):
             seen = _measure(page, case, openings=2 if quick else 5, edits=4 if quick else 20)
             rows.append(_row(case, seen))
             if not figures:  # of the first model, which the targets are stated for
                 figures["editor_redraw_ms"] = Figure.of(seen.redraw)
                 figures["editor_first_paint_ms"] = Figure.of(seen.paint)
                 figures["editor_patch_bytes"] = Figure.of(seen.patch)
-        watched, found = watched_training.measured(page, quick=quick)
-        shown = dashboards.measured(page, minutes)
-        rows += [watched, shown.row]
-        figures |= {**found, **shown.figures}
+            yield _report(rows, figures, minutes)
+        for _ in progress.each("watched"):
+            watched, found = watched_training.measured(page, progress.fitting(rounds), quick=quick)
+            rows.append(watched)
+            figures |= found
+            yield _report(rows, figures, minutes)
+        for _ in progress.each("dashboard"):
+            shown = dashboards.measured(page, minutes)
+            rows.append(shown.row)
+            figures |= shown.figures
+            yield _report(rows, figures, minutes)
+
+
+def _report(
+    rows: list[Mapping[str, Cell]], figures: Mapping[str, Figure], minutes: float
+) -> Report:
     notes = (
         f"{RANKS} ranks of {MACHINE}. redraw: an edit of the last layer's scheme until the new "
         "prediction is on the screen. Targets for ResNet-152: 100 ms; its first paint: 500 ms.",
@@ -124,7 +144,7 @@ def run(*, quick: bool) -> Report:
         "that after a quarter (target: 1.1), share of a core that the kernel spends on reading "
         "their rows and sending them (target: 0.1).",
     )
-    return Report("widgets", tuple(rows), figures, notes)
+    return Report("widgets", tuple(rows), dict(figures), notes)
 
 
 def _quick() -> list[Case]:
