@@ -9,7 +9,7 @@ import pytest
 from workbench.bench.__main__ import main
 from workbench.bench.exactness.mutants import planting
 from workbench.bench.exactness.mutants.faults import faults
-from workbench.bench.exactness.mutants.suite import Outcome, attempt, observe, verdict
+from workbench.bench.exactness.mutants.suite import Observed, Outcome, attempt, observe, verdict
 
 HOUSE = Path(__file__).resolve().parents[4] / "workbench"
 FILE = "workbench/plan/small.py"
@@ -100,6 +100,31 @@ def test_faults_are_killed_by_the_tests_that_execute_them(root, tmp_path):
     assert not missed.killed
     assert missed.said == "no quick test executes it"
     assert (root / FILE).read_text() == SOURCE
+
+
+def test_runs_of_several_tests_are_one(root, tmp_path):
+    (root / "tests" / "test_other.py").write_text(
+        "from workbench.plan.small import part, unused\n\n\n"
+        "def test_other():\n    assert part([5], 0, 1) == 5\n\n\n"
+        "def test_unused():\n    assert unused(1) == 2\n"
+    )
+    seen = Observed.joined(
+        [
+            observe(root, tmp_path / name, [FILE, VALUES], [f"tests/test_{name}.py"])
+            for name in ("small", "other")
+        ]
+    )
+    assert len(seen.tests) == 6
+    assert seen.failed == ("tests/test_small.py::test_broken",)
+    assert seen.importers == {FILE: (), VALUES: (FILE,)}
+
+    def near(kind, old):
+        fault, *_ = (f for f in faults(SOURCE, FILE) if (f.kind, f.old) == (kind, old))
+        return {test.name.rpartition("::")[2] for test in seen.near(fault, most_s=60.0)}
+
+    assert near("missing sum", "a + 1") == {"test_unused"}
+    assert near("missing sum", "total += rank") == {"test_others[1]", "test_others[2]"}
+    assert near("wrong condition", "total > 0") >= {"test_first", "test_other", "test_others[1]"}
 
 
 def test_what_is_read_at_import_is_tried_with_the_tests_of_those_that_import_it(root, tmp_path):

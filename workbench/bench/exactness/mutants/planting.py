@@ -3,16 +3,20 @@
 The faults are a sample of all that could be planted, spread evenly over kinds and files.
 """
 
+import os
 import random
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
+from queue import SimpleQueue
 
 import workbench
 from workbench.bench.exactness.mutants.faults import Fault, faults, signatures
-from workbench.bench.exactness.mutants.suite import Outcome, attempt, copied, observe
+from workbench.bench.exactness.mutants.suite import Observed, Outcome, attempt, copied, observe
 from workbench.bench.report import Cell, Figure, Report
 
 FOLDERS = ("comm", "layers", "train", "program", "plan")
@@ -89,6 +93,8 @@ TESTS = ("oracle", *FOLDERS, "model", "predict", "client")
 """The folders of tests that are watched: all that plan or compute."""
 MOST_S = 240.0
 """The most seconds of tests for one fault, as measured without it."""
+WORKERS = min(4, os.cpu_count() or 1)
+"""Copies of the checkout that are tested at once; each starts engines of its own, of some 3 GiB."""
 
 
 def run(count: int, seed: int, told: Callable[[str], None] = print) -> Report:
@@ -138,13 +144,35 @@ def report(found: list[Outcome], seed: int) -> Report:
 def _outcomes(
     checkout: Path, folder: Path, count: int, seed: int, told: Callable[[str], None]
 ) -> Iterator[Outcome]:
-    root = copied(checkout, folder / "checkout")
-    faults = chosen(candidates(root), count, seed)
-    tests = [f"tests/{name}" for name in TESTS]
-    told(f"watching what the quick tests of {', '.join(tests)} execute")
-    seen = observe(root, folder / "observed", sources(root), tests)
-    told(f"{len(seen.tests)} tests pass, {len(seen.failed)} fail: {', '.join(seen.failed)}")
-    for number, fault in enumerate(faults, 1):
-        outcome = attempt(root, folder / str(number), fault, seen.near(fault, MOST_S))
-        told(f"{number}/{count}  {fault}  {outcome.by or 'SURVIVED'}  {outcome.said}")
-        yield outcome
+    roots: SimpleQueue[Path] = SimpleQueue()
+    for index in range(WORKERS):
+        roots.put(copied(checkout, folder / f"checkout-{index}"))
+    watched = sources(checkout)
+    faults = chosen(candidates(checkout), count, seed)
+
+    def observed(name: str) -> Observed:
+        with _taken(roots) as root:
+            return observe(root, folder / f"observed-{name}", watched, [f"tests/{name}"])
+
+    def tried(number: int, fault: Fault) -> Outcome:
+        with _taken(roots) as root:
+            return attempt(root, folder / str(number), fault, seen.near(fault, MOST_S))
+
+    told(f"watching what the quick tests of {', '.join(TESTS)} execute")
+    with ThreadPoolExecutor(WORKERS) as pool:
+        seen = Observed.joined(list(pool.map(observed, TESTS)))
+        told(f"{len(seen.tests)} tests pass, {len(seen.failed)} fail: {', '.join(seen.failed)}")
+        outcomes = pool.map(tried, range(1, count + 1), faults)
+        for number, (fault, outcome) in enumerate(zip(faults, outcomes, strict=True), 1):
+            told(f"{number}/{count}  {fault}  {outcome.by or 'SURVIVED'}  {outcome.said}")
+            yield outcome
+
+
+@contextmanager
+def _taken(roots: "SimpleQueue[Path]") -> Iterator[Path]:
+    """One of the copies, until the body ends."""
+    root = roots.get()
+    try:
+        yield root
+    finally:
+        roots.put(root)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -71,6 +72,25 @@ class Observed:
     executed: witness.Executed
     importers: Mapping[str, tuple[str, ...]]
 
+    @classmethod
+    def joined(cls, parts: "Sequence[Observed]") -> "Observed":
+        """What runs of different tests of one checkout have shown, each with its own numbers."""
+        tests: dict[int, Test] = {}
+        executed: witness.Executed = {}
+        for index, part in enumerate(parts):
+
+            def number(of: int, index: int = index) -> int:
+                return of * len(parts) + index
+
+            tests |= {number(of): test for of, test in part.tests.items()}
+            for file, lines in part.executed.items():
+                for line, numbers in lines.items():
+                    known = executed.setdefault(file, defaultdict(set))
+                    known[line].update(map(number, numbers))
+        failed = tuple(name for part in parts for name in part.failed)
+        importers = {file: those for part in parts for file, those in part.importers.items()}
+        return cls(tests, failed, executed, importers)
+
     def near(self, fault: Fault, most_s: float) -> list[Test]:
         """The tests that execute a fault's lines, up to `most_s` seconds of them.
 
@@ -80,11 +100,12 @@ class Observed:
         """
         first, last = fault.lines
         if fault.function:
-            lines = self.executed[fault.file]
+            lines = self.executed.get(fault.file, {})
             numbers = {n for line in range(first, last + 1) for n in lines.get(line, ())}
         else:
             files = (fault.file, *self.importers[fault.file])
-            numbers = {n for file in files for those in self.executed[file].values() for n in those}
+            every = [self.executed.get(file, {}).values() for file in files]
+            numbers = {n for lines in every for those in lines for n in those}
         own = Path("tests", *Path(fault.file).parts[1:])
 
         def order(test: Test) -> tuple[bool, bool, bool, float, str]:
