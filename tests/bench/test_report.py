@@ -6,7 +6,8 @@ import pytest
 
 from workbench.bench import report
 from workbench.bench.__main__ import BENCHES, main
-from workbench.bench.report import Figure, Report, engines_here
+from workbench.bench.report import Devices, Figure, Report, engines_here
+from workbench.hosts.host import Gpu, Host
 
 REPORT = Report(
     "demo",
@@ -52,16 +53,39 @@ def test_an_unknown_name_lists_the_known(capsys):
     assert all(name in said for name in BENCHES)
 
 
-@pytest.mark.parametrize(("cores", "engines"), [(1, 2), (2, 2), (4, 4), (64, 8)])
-def test_engines_are_as_many_as_cores(monkeypatch, cores, engines):
-    monkeypatch.setattr(report, "cores", lambda: cores)
-    assert engines_here() == engines
+def host(cores, **fields):
+    return Host("here", tuple((number,) for number in range(cores)), **fields)
 
 
-def test_more_engines_than_cores_are_said(monkeypatch):
-    monkeypatch.setattr(report, "cores", lambda: 2)
+GPU = Gpu("0", "a GPU", 2**34)
+
+
+@pytest.mark.parametrize(
+    ("there", "devices", "engines"),
+    [
+        (host(1), "1 core", 2),
+        (host(2), "2 cores", 2),
+        (host(4), "4 cores", 4),
+        (host(64), "64 cores", 8),
+        (host(64, quota=3.5), "3 cores", 3),
+        (host(64, gpus=(GPU,)), "1 GPU", 2),
+        (host(4, gpus=(GPU,) * 8), "8 GPUs", 8),
+    ],
+)
+def test_engines_are_as_many_as_devices(monkeypatch, there, devices, engines):
+    monkeypatch.setattr(report, "probe", lambda: there)
+    assert (str(Devices.here()), engines_here()) == (devices, engines)
+
+
+def test_more_engines_than_devices_are_said(monkeypatch):
+    monkeypatch.setattr(report, "probe", lambda: host(2))
     crowded = Report("demo", REPORT.rows, REPORT.figures, engines=4)
     assert "Oversubscribed: 4 engines on 2 cores." in crowded.as_text().splitlines()
     assert (crowded.as_json()["engines"], crowded.as_json()["oversubscribed"]) == (4, True)
     fitting = Report("demo", REPORT.rows, REPORT.figures, engines=2)
     assert "Oversubscribed" not in fitting.as_text()
+
+
+def test_a_gpu_is_named(monkeypatch):
+    monkeypatch.setattr(report, "probe", lambda: host(4, gpus=(GPU, GPU)))
+    assert REPORT.as_json()["machine"]["gpus"] == "a GPU, a GPU"

@@ -5,10 +5,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from workbench.bench import report, splitbrain
+from workbench.bench import splitbrain
 from workbench.bench.__main__ import main
 from workbench.bench.nets import INPUT_SHAPE, SmallVGG
-from workbench.bench.report import Figure, cores, engines_here
+from workbench.bench.report import Devices, Figure, engines_here
 from workbench.bench.rivals.interleaved import Measured
 from workbench.bench.rivals.rivals import ZERO_MISSING
 from workbench.bench.rivals.savings import GROUP_SIZES
@@ -38,7 +38,9 @@ def test_quick(tmp_path, monkeypatch):
     # A classifier of two thirds of the weights is cut over as many engines as there are cores.
     # DDP's own peak holds, by the timing of its threads, one more copy of the gradients or not:
     # of four engines the ratio is 0.64 or 0.76, of two some 0.83.
-    assert content["figures"]["peak_bytes_vs_ddp"]["median"] < (0.8 if cores() >= 4 else 0.95)
+    assert content["figures"]["peak_bytes_vs_ddp"]["median"] < (
+        0.8 if engines_here() >= 4 else 0.95
+    )
     assert content["engines"] == engines_here()
     assert ZERO_MISSING in content["notes"]
     assert content["rows"][0]["system"] == "workbench"
@@ -63,8 +65,7 @@ def test_the_small_vgg_is_the_reference_s():
 )
 def test_engines_follow_from_the_cores(monkeypatch, cores, engines, grid, crowded):
     """More engines than cores are a part of their own."""
-    for module in (splitbrain, report):
-        monkeypatch.setattr(module, "cores", lambda: cores)
+    monkeypatch.setattr(Devices, "here", lambda: Devices(cores, "cores"))
     monkeypatch.setattr(splitbrain, "zero_is_installed", lambda: False)
     matches = {match.part: match.engines for match in splitbrain._matches(engines_here(), False)}
     headline = dict.fromkeys(("ddp", "fsdp", "independent"), engines)
@@ -79,7 +80,7 @@ def measured(system, seconds):
 
 
 def test_oversubscribed_figures_are_no_headline(monkeypatch):
-    monkeypatch.setattr(splitbrain, "cores", lambda: 2)
+    monkeypatch.setattr(Devices, "here", lambda: Devices(2, "cores"))
     graph = trace(SmallVGG(width=8), input_shape=INPUT_SHAPE)
     results = splitbrain._Results(graph, splitbrain.QUICK, 2)
     for part, engines, seconds in (("ddp", 2, 2.0), ("oversubscribed", 4, 3.0)):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.bench.plot import Chart
+from workbench.hosts.host import probe
 from workbench.store.files import write_whole
 
 Cell = str | int | float
@@ -57,10 +58,11 @@ class Report:
 
     @property
     def crowded(self) -> str:
-        """That engines share cores, as a sentence; "" if they do not."""
-        if self.engines <= cores():
+        """That engines share devices, as a sentence; "" if they do not."""
+        there = Devices.here()
+        if self.engines <= there.count:
             return ""
-        return f"Oversubscribed: {self.engines} engines on {cores()} cores."
+        return f"Oversubscribed: {self.engines} engines on {there}."
 
     def as_text(self) -> str:
         """The table, the figures, the notes, and the machine."""
@@ -93,22 +95,44 @@ class Report:
 
 def machine() -> dict[str, Cell]:
     """The properties of this machine that affect speed."""
+    there = probe()
+    gpus: dict[str, Cell] = {"gpus": ", ".join(gpu.name for gpu in there.gpus)}
     return {
+        **(gpus if there.gpus else {}),
         "cpu": _cpu(),
-        "cores": cores(),
+        "cores": len(there.cores),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
     }
 
 
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+@dataclass(frozen=True)
+class Devices:
+    """The devices of this machine that engines can have for themselves.
+
+    Attributes:
+        count: how many there are.
+        kind: "GPUs" where there are any, else "cores": physical ones, within a container's quota.
+    """
+
+    count: int
+    kind: str
+
+    @classmethod
+    def here(cls) -> "Devices":
+        """Those that this process may use."""
+        there = probe()
+        if there.gpus:
+            return cls(len(there.gpus), "GPUs")
+        return cls(max(1, int(min(len(there.cores), there.quota or len(there.cores)))), "cores")
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.kind if self.count > 1 else self.kind[:-1]}"
 
 
 def engines_here(at_most: int = 8) -> int:
-    """As many engines as cores, so that none waits for another's; two at least."""
-    return max(2, min(cores(), at_most))
+    """As many engines as devices, so that none waits for another's; two at least."""
+    return max(2, min(Devices.here().count, at_most))
 
 
 def versions() -> dict[str, str]:

@@ -9,15 +9,15 @@
     one engine            one thread, a rank's part of the batch
     independent trainers  a whole model on each engine, no communication
 
-There are as many engines as cores. Systems that are compared run interleaved on the same engines:
-each round has some steps of every system, which are built anew for it. Not all of them fit into
-memory at once, so there are several parts, and the workbench is in each:
+There are as many engines as cores, or GPUs. Systems that are compared run interleaved on the same
+engines: each round has some steps of every system, which are built anew for it. Not all of them fit
+into memory at once, so there are several parts, and the workbench is in each:
 
     ddp            torch DDP, one engine and one process
     fsdp           torch FSDP2, torch DDP x TP
     independent    independent trainers
     deepspeed      DeepSpeed
-    oversubscribed as ddp, with four engines where there are fewer cores: no headline
+    oversubscribed as ddp, with four engines where there are fewer: no headline
     grid           the workbench alone, on other numbers of engines and groups
     saved          from plans alone, what sharding saves in groups of up to 32
 """
@@ -31,7 +31,7 @@ from torch import nn
 from workbench.bench.nets import INPUT_SHAPE, SmallVGG
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.progress import Part, Progress
-from workbench.bench.report import Cell, Figure, Report, cores, engines_here
+from workbench.bench.report import Cell, Devices, Figure, Report, engines_here
 from workbench.bench.rivals.interleaved import Measured
 from workbench.bench.rivals.rivals import ZERO_MISSING, zero_is_installed
 from workbench.bench.rivals.savings import figures_of, savings
@@ -171,14 +171,14 @@ def _matches(engines: int, quick: bool) -> list[Match]:
         ]
     if zero_is_installed():
         matches.append(Match("deepspeed", engines, (ZERO,), 90))
-    if not quick and cores() < CROWD:
+    if not quick and Devices.here().count < CROWD:
         matches.append(Match("oversubscribed", CROWD, DDP, 60))
     return matches
 
 
 def _grid() -> list[tuple[str, int, int]]:
-    """(model, engines, group size), of no more engines than there are cores."""
-    counts = [n for n in (1, 2, CROWD) if n <= max(2, cores())]
+    """(model, engines, group size), of no more engines than there are devices."""
+    counts = [n for n in (1, 2, CROWD) if n <= max(2, Devices.here().count)]
     sizes = [(n, k) for n in counts for k in (1, 2, 4) if k <= n]
     return [(name, n, k) for name in ("vgg11", "vgg16", "small") for n, k in sizes]
 
@@ -248,9 +248,10 @@ class _Results:
             figures["throughput_vs_best_peer"] = min(peers, key=lambda figure: figure.median)
         rows += self.rows
         notes = _notes(self._graph, self._engines, self._turns)
+        there = Devices.here()
         for match, found in self._matches:
-            if found.seconds and match.engines > cores():
-                crowd = f"{match.part}: {match.engines} engines on {cores()} cores; no headline."
+            if found.seconds and match.engines > there.count:
+                crowd = f"{match.part}: {match.engines} engines on {there}; no headline."
                 notes = (*notes, crowd)
         if not zero_is_installed():
             notes = (*notes, ZERO_MISSING)
@@ -330,7 +331,7 @@ def _notes(graph: Graph, engines: int, turns: Turns) -> tuple[str, ...]:
     return (
         f"Ratios: {graph.source.name}, {graph.parameters:,} parameters, "
         f"{'x'.join(map(str, graph.input_shape))} input, {engines} engines x 1 thread on "
-        f"{cores()} cores, {turns.rows} rows per rank, SGD with momentum; interleaved rounds of "
+        f"{Devices.here()}, {turns.rows} rows per rank, SGD with momentum; interleaved rounds of "
         f"{turns.steps} steps: median, range.",
         "Peak: live tensor bytes of one rank, from the first tensor to the second step; "
         "one engine and one process share their model.",
