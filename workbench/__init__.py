@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from workbench.plan import ExperimentError as ExperimentError
     from workbench.plan import Graph as Graph
     from workbench.plan import ImageFolder as ImageFolder
+    from workbench.plan import Input as Input
     from workbench.plan import LayerPlan as LayerPlan
     from workbench.plan import LocalSGD as LocalSGD
     from workbench.plan import Loss as Loss
@@ -121,7 +122,7 @@ _HOME = {
         "model.weights.exchange": "read_weights",
         "plan": (
             "ASGD CIFAR10 SGD Adadelta Adagrad Adam AdamW Adamax Codec Curvature Digits Experiment "
-            "apportion ExperimentError Graph ImageFolder LayerPlan LocalSGD Loss "
+            "apportion ExperimentError Graph ImageFolder Input LayerPlan LocalSGD Loss "
             "LossScale LRScheduler Machine MachineError Metric NAdam OwnStrategy ParameterGroup "
             "ParameterServer Partial Pipelined Plan PlanError RAdam Replicate RMSprop Rprop Shard "
             "Synchronous Synthetic Text TorchData WarmupCosine"

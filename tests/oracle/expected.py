@@ -13,6 +13,7 @@ from workbench.plan.experiment.experiment import (
     Experiment,
     Pipelined,
 )
+from workbench.plan.inputs import Input
 from workbench.plan.placement.placement import apportion
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
@@ -174,10 +175,9 @@ def _batches(
     data, test = (
         open_data(
             experiment.data,
-            shape,
+            (Input(shape, vocabulary=case.net.vocabulary),),
             classes,
             split,
-            vocabulary=case.net.vocabulary,
             per_token=classes == case.net.vocabulary,  # the next token is predicted
         )
         for split in ("train", "test")

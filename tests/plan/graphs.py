@@ -3,6 +3,7 @@
 import math
 
 from workbench.plan.graph import Graph, Layer, Source, Weight
+from workbench.plan.inputs import Input
 
 Shape = tuple[int, ...]
 
@@ -62,7 +63,7 @@ class Builder:
     def graph(self) -> Graph:
         out = self.shapes[self.last]
         source = Source("module", "Toy")
-        return Graph(source, self.input_shape, out[-1], tuple(self.layers), (self.last,))
+        return Graph(source, (Input(self.input_shape),), out[-1], tuple(self.layers), (self.last,))
 
 
 def mlp(*features: int) -> Graph:

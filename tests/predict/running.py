@@ -40,7 +40,7 @@ def received_in_a_step(
         rows = apportion(count, (1,) * world.size)
         start, length = Shard(0, rows).span(world.rank)
         mine = slice(first + start, first + start + length)
-        batches.append(MicroBatch(rows, first, images[mine], labels[mine]))
+        batches.append(MicroBatch(rows, first, (images[mine],), labels[mine]))
         first += count
     stepper.run(0, tuple(batches))
     agree(everyone(groups, plan), 0.0, False, 0.0)

@@ -12,6 +12,7 @@ import workbench as wb
 from tests.plan import graphs
 from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.graph import Graph, Layer, Source, Weight
+from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 
 MOMENTUM = wb.SGD(lr=0.1, momentum=0.9)
@@ -166,7 +167,7 @@ def deep(blocks):
         add(f"sum{index}", "add", 64, last, begin)
     shape = (64,)
     layers.append(Layer("pool", "pool", (last,), (64, 8, 8), shape, target="Tensor.mean"))
-    return Graph(Source("module", "Deep"), (64, 8, 8), 64, tuple(layers), ("pool",))
+    return Graph(Source("module", "Deep"), (Input((64, 8, 8)),), 64, tuple(layers), ("pool",))
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ def _split(world: World, groups: RankGroups, case: Case) -> Found:
     for index, rows in enumerate(case.steps):
         images, labels = nets.batch(case.net, sum(rows), index)
         span = Shard(0, rows).span(world.rank)
-        batch = MicroBatch(rows, 0, images.narrow(0, *span), labels.narrow(0, *span))
+        batch = MicroBatch(rows, 0, (images.narrow(0, *span),), labels.narrow(0, *span))
         result = stepper.run(index, (batch,))
         with torch.no_grad():
             mine = own_rows(model, case.plan.graph.outputs[0], result.outputs[0])

@@ -15,6 +15,7 @@ from tests.layers.nets import piece_of
 from workbench.comm.groups.world import World
 from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import AdamW, Experiment, Synthetic
+from workbench.plan.inputs import Input
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.data.feed import rows_of_step
@@ -127,7 +128,7 @@ def plain(module: nn.Module, run: Experiment) -> Found:
     options = run.optimizer.options
     build = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[kind]
     optimizer = build(model.parameters(), **options)
-    data = open_data(run.data, SHAPE, CLASSES, "train")
+    data = open_data(run.data, (Input(SHAPE),), CLASSES, "train")
     for step in range(run.steps):
         images, labels = data.batch(rows_of_step(len(data), run.batch_size, run.seed, step))
         optimizer.zero_grad()
@@ -144,7 +145,7 @@ def plain(module: nn.Module, run: Experiment) -> Found:
     for name, parameter in model.named_parameters():
         state = optimizer.state.get(parameter, {})
         found.state |= {f"optimizer/{key}/{name}": x for key, x in state.items() if x is not None}
-    test = open_data(run.data, SHAPE, CLASSES, "test")
+    test = open_data(run.data, (Input(SHAPE),), CLASSES, "test")
     images, labels = test.batch(torch.arange(len(test)))
     with torch.no_grad():
         logits = model.eval()(images.double())

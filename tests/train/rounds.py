@@ -55,7 +55,7 @@ def peak_of_a_step(world: World, plan: Plan, net: type[nn.Module], rows: tuple[i
         model = nets.cut_net(world, plan, net, rows)
         images, labels = nets.batch(net, sum(rows))
         span = Shard(0, rows).span(world.rank)
-        batch = MicroBatch(rows, 0, images.narrow(0, *span), labels.narrow(0, *span))
+        batch = MicroBatch(rows, 0, (images.narrow(0, *span),), labels.narrow(0, *span))
         steps = stepper(world, model)
         peaks = []
         for step in range(5):
@@ -74,7 +74,7 @@ def sent_in_rounds(
     model = nets.cut_net(world, plan, net, rows)
     images, labels = nets.batch(net, sum(rows))
     span = Shard(0, rows).span(world.rank)
-    batch = MicroBatch(rows, 0, images.narrow(0, *span), labels.narrow(0, *span))
+    batch = MicroBatch(rows, 0, (images.narrow(0, *span),), labels.narrow(0, *span))
     assert plan.tail is not None
     steps, parted = stepper(world, model), Counting(model, plan.tail)
     steps.passes.parted = parted

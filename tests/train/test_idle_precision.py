@@ -81,7 +81,7 @@ def test_a_rank_without_a_share_trains(on_ranks, tmp_path, name, precision):
 def test_types_are_those_of_the_whole_model(net, precision):
     graph, cpu = GRAPHS[net], torch.device("cpu")
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    found = LayerDtypes(skeleton(graph), graph.input_shape, cpu, dtype)
+    found = LayerDtypes(skeleton(graph), graph.inputs, cpu, dtype)
     seen = {}
 
     class Noting(torch.fx.Interpreter):

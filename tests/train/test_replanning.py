@@ -111,7 +111,7 @@ def test_only_what_changes_hands_travels(on_ranks, weights):
 def rows_taken(world, first, weights):
     state = RankState.start(first, world, world.groups(group_specs_of(first.plan)), weights, None)
     (batch,) = state.stepper.run(0).batches
-    return batch.rows, len(batch.inputs)
+    return batch.rows, len(batch.inputs[0])
 
 
 def test_a_step_hands_out_rows_by_their_shares(on_ranks, weights):

@@ -37,7 +37,7 @@ def gradients(world, value, weights):
     for step in range(3):
         (batch,) = state.stepper.run(step).batches
         grads = {n: p.grad.clone() for n, p in state.model.trainable().items()}
-        found.append((len(batch.inputs), grads))
+        found.append((len(batch.inputs[0]), grads))
         state.stepper.update()
     return found
 

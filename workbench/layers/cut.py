@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from workbench.layers.attention import heads_layout, local_attention
 from workbench.layers.context import BatchContext
 from workbench.layers.convert import ConvertLayout
-from workbench.layers.cut_model import CutModel, RankGroups
+from workbench.layers.cut_model import CutModel, RankGroups, input_node
 from workbench.layers.draws import Drawn, PlacedDropout, called
 from workbench.layers.embedding import local_embedding
 from workbench.layers.idle import Idle, LayerDtypes, OutputType
@@ -113,9 +113,7 @@ class _Cutting:
         if any(self._has_nothing_of(layer) for layer in layers):
             every = (piece for pieces in read for piece in pieces.values())
             saved = next((p.dtype for p in every if p.is_floating_point()), torch.float32)
-            tokens = self.graph.vocabulary is not None
-            shape = self.graph.input_shape
-            self.dtypes = LayerDtypes(self.traced, shape, device, saved, tokens=tokens)
+            self.dtypes = LayerDtypes(self.traced, self.graph.inputs, device, saved)
         for layer, pieces in zip(layers, read, strict=True):
             self._place(layer, pieces)
             self._tie(layer)  # before those that it is tied to, which have its sizes
@@ -255,7 +253,7 @@ class _Cutting:
                 continue
             found.add(name)
             waiting += [r for r in self.graph.consumers[name] if self.graph[r].kind in _VIEWS]
-            if name != "input" and self.graph[name].kind in _VIEWS:
+            if name not in self.graph.sources and self.graph[name].kind in _VIEWS:
                 waiting += self.graph[name].inputs
         return found
 
@@ -355,8 +353,8 @@ class _Cutting:
         return known
 
     def _node(self, name: str) -> torch.fx.Node:
-        if name == "input":
-            return next(n for n in self.traced.graph.nodes if n.op == "placeholder")
+        if name in self.graph.sources:
+            return input_node(self.traced.graph, self.graph, name)
         return self.nodes[self.graph[name].node]
 
     def _return(self) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from workbench.comm.groups.group import Group
 from workbench.layers.context import BatchContext
 from workbench.layers.recompute import with_segments
+from workbench.plan.graph import Graph
 from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.mesh import replica_group, replica_groups, shard_group, shard_groups
 from workbench.plan.plan import Plan
@@ -41,12 +42,19 @@ def _group_sizes(plan: Plan) -> set[int]:
     return returned | {step.group_size for step in crossings}
 
 
+def input_node(nodes: torch.fx.Graph, graph: Graph, source: str) -> torch.fx.Node:
+    """Returns the node of a traced model that stands for an input, by its name in the graph."""
+    read = [node for node in nodes.nodes if node.op == "placeholder"]
+    return read[list(graph.sources).index(source)]
+
+
 class CutModel(nn.Module):
     """One rank's part of a model under a plan.
 
-    `forward(x)` takes this rank's rows [rows, ...] and returns the model's outputs as the plan's
-    flow lays them. Parameters and buffers have the whole model's names and this rank's pieces. In
-    training mode, parts that are in eval mode while the model trains stay there.
+    `forward(x)` takes this rank's rows [rows, ...], or those of each input in the graph's order,
+    and returns the model's outputs as the plan's flow lays them. Parameters and buffers have the
+    whole model's names and this rank's pieces. In training mode, parts that are in eval mode while
+    the model trains stay there.
 
     Attributes:
         traced: the rewritten model, which owns every layer.
@@ -71,8 +79,8 @@ class CutModel(nn.Module):
             part.training = False
         return self
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.compute(x)
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return self.compute(*inputs)
 
     @property
     def code(self) -> str:

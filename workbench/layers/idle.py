@@ -5,7 +5,7 @@ on this rank, and the other ranks would wait for it for ever. The rank's output 
 the layer's has on other ranks: under autocast that is the operation's, not that of what it reads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.build import with_tensors
+from workbench.plan.inputs import Input
 
 OutputType = Callable[[], torch.dtype]
 """Returns the type of a layer's output under the autocast that is in force."""
@@ -94,20 +95,17 @@ class LayerDtypes:
 
     Args:
         traced: the model, whole and without values; it may be rewritten afterwards.
-        input_shape: the shape of one sample.
+        inputs: what it reads.
         device: the device on which the model computes.
-        dtype: the type of images and of floating-point weights.
-        tokens: whether samples are token ids instead.
+        dtype: the type of real numbers, and of floating-point weights.
     """
 
     def __init__(
         self,
         traced: torch.fx.GraphModule,
-        input_shape: tuple[int, ...],
+        inputs: Sequence[Input],
         device: torch.device,
         dtype: torch.dtype,
-        *,
-        tokens: bool = False,
     ) -> None:
         self._mode, self._device = FakeTensorMode(), device
 
@@ -120,8 +118,10 @@ class LayerDtypes:
         for module in self._whole.modules():
             if isinstance(module, _BatchNorm) and module.momentum is None:
                 module.momentum = 1.0  # a cumulative one reads its count of batches, a value
-        given = torch.int64 if tokens else dtype
-        self._samples = fake(torch.empty(_ROWS, *input_shape, device="meta", dtype=given))
+        self._samples = [
+            fake(torch.empty(_ROWS, *one.shape, device="meta", dtype=getattr(torch, one.dtype)))
+            for one in inputs
+        ]
         self._known: dict[Autocast, dict[str, torch.dtype]] = {}
 
     def of(self, node: str) -> torch.dtype:
@@ -131,7 +131,7 @@ class LayerDtypes:
         if autocast not in self._known:
             noting = _Noting(self._whole)
             with self._mode, torch.no_grad():
-                noting.run(self._samples.clone())
+                noting.run(*(batch.clone() for batch in self._samples))
             self._known[autocast] = noting.found
         return self._known[autocast][node]
 

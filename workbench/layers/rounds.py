@@ -24,8 +24,9 @@ from torch import Tensor
 
 from workbench.layers.context import BatchContext
 from workbench.layers.convert import ConvertLayout
-from workbench.layers.cut_model import CutModel
+from workbench.layers.cut_model import CutModel, input_node
 from workbench.layers.recompute import with_segments
+from workbench.plan.graph import Graph
 from workbench.plan.placement.placement import Shard
 from workbench.plan.placement.tail import Tail
 
@@ -74,18 +75,16 @@ class PartedModel:
     Attributes:
         per_sample: the rows of the boundary for each row of the batch.
         learns: whether a gradient comes back to the boundary.
-        compute_head: the head: images [rows, ...] to the boundary.
+        compute_head: the head: all inputs [rows, ...] to the boundary.
         compute_tail: the tail: a round's rows of the boundary to the model's outputs.
     """
 
     def __init__(self, model: CutModel, tail: Tail) -> None:
         self.model, self.tail = model, tail
         graph, traced = model.plan.graph, model.traced
-        self.per_sample = 1 if tail.boundary == "input" else graph[tail.boundary].rows
+        self.per_sample = graph.rows_of(tail.boundary)
         self.learns = tail.boundary in graph.learning
-        boundary = _boundary(
-            traced.graph, "" if tail.boundary == "input" else graph[tail.boundary].node
-        )
+        boundary = _boundary(traced.graph, graph, tail.boundary)
         head = torch.fx.GraphModule(traced, _head(traced.graph, boundary), "Head")
         behind = torch.fx.GraphModule(traced, _tail(traced.graph, boundary), "Tail")
         readers = [behind.get_submodule(str(node.target)) for node in _first(behind)]
@@ -135,11 +134,11 @@ def joined(parts: list[Tensor], rounds: list[TailRound], group: range, per_sampl
     return torch.cat([piece for member in members for piece in member])
 
 
-def _boundary(nodes: torch.fx.Graph, name: str) -> torch.fx.Node:
-    """Returns the node of this name; the model's input where the name is ""."""
-    if not name:
-        return next(node for node in nodes.nodes if node.op == "placeholder")
-    return next(node for node in nodes.nodes if node.name == name)
+def _boundary(nodes: torch.fx.Graph, graph: Graph, name: str) -> torch.fx.Node:
+    """Returns the node of a layer or of an input."""
+    if name in graph.sources:
+        return input_node(nodes, graph, name)
+    return next(node for node in nodes.nodes if node.name == graph[name].node)
 
 
 def _head(nodes: torch.fx.Graph, boundary: torch.fx.Node) -> torch.fx.Graph:

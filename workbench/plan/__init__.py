@@ -34,6 +34,7 @@ from workbench.plan.experiment.experiment import (
 )
 from workbench.plan.experiment.task import Text
 from workbench.plan.graph import Graph, Layer, Source, Weight
+from workbench.plan.inputs import Input
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.experience import Estimate, Sample
 from workbench.plan.machine.link import Curve, Link
@@ -63,6 +64,7 @@ __all__ = [
     "ExperimentError",
     "Graph",
     "ImageFolder",
+    "Input",
     "LRScheduler",
     "Layer",
     "LayerPlan",

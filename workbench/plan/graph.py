@@ -20,6 +20,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from workbench.plan.html import frame_of, save, table
+from workbench.plan.inputs import Input, plain_input, shown
+from workbench.plan.order import trainable_names
 
 if TYPE_CHECKING:
     import pandas
@@ -87,7 +89,7 @@ class Layer:
         name: the module's path ("classifier.0"), or for a function the traced node's name.
         kind: the layer's kind, one of `KINDS`.
         inputs: the names of the layers whose outputs it reads, in argument order; "input" is the
-            model's input.
+            model's input, of several "input.NAME".
         input_shape: the shape of its first tensor input for one sample.
         output_shape: the shape of its output for one sample.
         rows: the rows of dimension 0 for each sample (0: independent of the batch).
@@ -216,7 +218,7 @@ class Graph:
 
     Attributes:
         source: the origin of the model.
-        input_shape: the shape of one sample, (channels, height, width) for images.
+        inputs: what it reads: one tensor, or several, each with its name.
         num_classes: the features of the first output.
         layers: the operations of the model, in execution order.
         outputs: the names of the layers whose outputs are trained on; the first is the prediction,
@@ -224,20 +226,17 @@ class Graph:
         roles: the role of each tensor that the model returns, in order, out of `ROLES`.
         evaluation: the model in evaluation mode, where its layers differ from those in training
             (`if self.training`, functional dropout, auxiliary heads); None: the same layers.
-        vocabulary: the number of tokens, where the input is token ids, int64 from 0 to
-            `vocabulary - 1`; None: the input is real numbers.
         least_batch: the fewest samples of a batch for which the model does what was recorded: 2
             where its forward pass decides otherwise for a single one.
     """
 
     source: Source
-    input_shape: tuple[int, ...]
+    inputs: tuple[Input, ...]
     num_classes: int
     layers: tuple[Layer, ...]
     outputs: tuple[str, ...]
     roles: tuple[str, ...] = ("prediction",)
     evaluation: "Graph | None" = None
-    vocabulary: int | None = None
     least_batch: int = 1
 
     def __getstate__(self) -> dict[str, Any]:
@@ -248,6 +247,37 @@ class Graph:
         return MappingProxyType({layer.name: layer for layer in self.layers})
 
     @cached_property
+    def sources(self) -> MappingProxyType[str, Input]:
+        """The inputs by the names under which layers read them; no layer has such a name."""
+        if len(self.inputs) == 1:
+            return MappingProxyType({"input": self.inputs[0]})
+        return MappingProxyType({f"input.{one.name}": one for one in self.inputs})
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample; a ValueError of a model that reads several inputs."""
+        return self._only.shape
+
+    @property
+    def vocabulary(self) -> int | None:
+        """The number of tokens of token ids, else None; a ValueError as above."""
+        return self._only.vocabulary
+
+    @property
+    def _only(self) -> Input:
+        if len(self.inputs) > 1:
+            raise ValueError(f"{self.source.name} reads {', '.join(self.sources)}: see `inputs`")
+        return self.inputs[0]
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of one sample of a layer's output, or of an input by its name in `sources`."""
+        return self.sources[name].shape if name in self.sources else self[name].output_shape
+
+    def rows_of(self, name: str) -> int:
+        """The rows of dimension 0 for each sample, of the same."""
+        return 1 if name in self.sources else self[name].rows
+
+    @cached_property
     def shares_weights(self) -> frozenset[str]:
         """The layers that use weights with another: a module called twice, or tied weights."""
         users = [layer for layer in self.layers if layer.shared]
@@ -255,8 +285,8 @@ class Graph:
 
     @cached_property
     def consumers(self) -> MappingProxyType[str, tuple[str, ...]]:
-        """The layers that read the output of each layer (and of "input"), in order."""
-        readers: dict[str, list[str]] = {"input": []}
+        """The layers that read the output of each layer (and of each input), in order."""
+        readers: dict[str, list[str]] = {name: [] for name in self.sources}
         for layer in self.layers:
             readers.setdefault(layer.name, [])
             for name in dict.fromkeys(layer.inputs):
@@ -312,7 +342,9 @@ class Graph:
     @property
     def scores_tokens(self) -> bool:
         """Whether it predicts a class for each of its tokens: scores [tokens, classes]."""
-        return self.vocabulary is not None and len(self[self.outputs[0]].output_shape) > 1
+        shape = self[self.outputs[0]].output_shape
+        tokens = [one.shape for one in self.inputs if one.vocabulary is not None]
+        return len(shape) > 1 and bool(tokens) and (len(self.inputs) == 1 or shape[:-1] in tokens)
 
     @property
     def label_shape(self) -> tuple[int, ...]:
@@ -326,7 +358,10 @@ class Graph:
 
         Buckets follow this order.
         """
-        return trainable_names(self.layers)
+        return trainable_names(
+            (layer.name, [(w.name, w.aliases) for w in layer.weights if w.trainable])
+            for layer in self.layers
+        )
 
     @cached_property
     def learning(self) -> frozenset[str]:
@@ -368,8 +403,9 @@ class Graph:
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that change when anything about the layers changes."""
         evaluating = self.evaluation.fingerprint if self.evaluation else ""
-        shape, layers, outputs = self.input_shape, self.layers, self.outputs
-        more = "" if self.vocabulary is None else f", {self.vocabulary} tokens"
+        layers, outputs, plain = self.layers, self.outputs, plain_input(self.inputs)
+        shape = self.inputs if plain is None else plain.shape
+        more = f", {plain.vocabulary} tokens" if plain and plain.vocabulary else ""
         more += f", {self.least_batch} samples" if self.least_batch > 1 else ""
         content = repr((self.source, shape, layers, outputs, self.roles, evaluating)) + more
         return hashlib.sha256(content.encode()).hexdigest()[:12]
@@ -423,45 +459,6 @@ def unknown(what: str, given: str, valid: Iterable[str], *, of: str = "") -> str
     return f"no {what} {given!r}{place}; there are {shown}"
 
 
-def trainable_names(layers: Iterable["Layer"]) -> tuple[str, ...]:
-    """The names of these layers' trained parameters, in the order of a split model's modules."""
-    modules = _Modules()
-    chosen = [(layer, [w for w in layer.weights if w.trainable]) for layer in layers]
-    aliases = {alias: w.name for _, weights in chosen for w in weights for alias in w.aliases}
-    for layer, weights in chosen:
-        modules.add(layer.name)
-        mine = [(weight.name, weight.name) for weight in weights]
-        borrowed = [pair for pair in aliases.items() if pair[0].startswith(f"{layer.name}.")]
-        for path, name in [*borrowed, *mine]:
-            module, _, leaf = path.rpartition(".")
-            modules.add(module)[leaf] = name
-    return tuple(dict.fromkeys(modules.names()))  # a tied weight has its first place
-
-
-class _Modules:
-    """The modules of a model: each one's weights, then its children, in order of appearance."""
-
-    def __init__(self) -> None:
-        self.own: dict[str, dict[str, str]] = {"": {}}
-        self.children: dict[str, list[str]] = {"": []}
-
-    def add(self, path: str) -> dict[str, str]:
-        """The weights of a module, which is added with the modules around it if it is new."""
-        if path not in self.own:
-            around = path.rpartition(".")[0]
-            self.add(around)
-            self.children[around].append(path)
-            self.own[path], self.children[path] = {}, []
-        return self.own[path]
-
-    def names(self, path: str = "") -> list[str]:
-        """The weights of a module and its children."""
-        found = list(self.own[path].values())
-        for child in self.children[path]:
-            found += self.names(child)
-        return found
-
-
 def _line(layer: Layer) -> dict[str, Any]:
     return {
         "layer": layer.name,
@@ -495,6 +492,6 @@ def _as_html(graph: Graph) -> str:
     return (
         f"<div><p><b>{escape(graph.source.name)}</b>: {graph.size_text}, "
         f"{graph.flops / 1e6:,.0f} MFLOP for one sample of "
-        f"{'x'.join(map(str, graph.input_shape))} (forward).{escape(more)}</p>"
+        f"{escape(shown(graph.inputs))} (forward).{escape(more)}</p>"
         f"{table(head, rows)}</div>"
     )

@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass as checked
 from workbench.plan.errors import PlanError, readable
 from workbench.plan.extension.own import Own
 from workbench.plan.graph import KINDS, Graph, Layer, Source, Weight, unknown
+from workbench.plan.inputs import Input, plain_input
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.value import dump
 
@@ -152,6 +153,7 @@ def _without_defaults(value: Any, default: Any) -> dict[str, Any]:
     return {n: item for n, item in pairs if item is not None and item != getattr(default, n)}
 
 
+_BLANK_INPUT = Input(())
 _BLANK_LAYER = Layer("", "", (), (), ())
 _BLANK_WEIGHT = Weight("", ())
 
@@ -168,15 +170,40 @@ def _graph_entries(graph: Graph) -> dict[str, Any]:
     return {
         "fingerprint": graph.fingerprint,
         "source": {"kind": source.kind, "name": source.name, "arguments": dict(source.arguments)},
-        "input_shape": graph.input_shape,
+        **_inputs_entries(graph.inputs),
         "num_classes": graph.num_classes,
         "outputs": graph.outputs,
         "roles": graph.roles,
         "layers": layers,
-        **({} if graph.vocabulary is None else {"vocabulary": graph.vocabulary}),
         **({} if graph.least_batch == 1 else {"least_batch": graph.least_batch}),
         **({"evaluation": evaluation} if evaluation else {}),
     }
+
+
+def _inputs_entries(inputs: tuple[Input, ...]) -> dict[str, Any]:
+    """The short form, where that says all."""
+    plain = plain_input(inputs)
+    if plain is None:
+        return {"inputs": [_without_defaults(one, _BLANK_INPUT) for one in inputs]}
+    tokens = {} if plain.vocabulary is None else {"vocabulary": plain.vocabulary}
+    return {"input_shape": plain.shape, **tokens}
+
+
+def _read_inputs(read: "_GraphEntry") -> tuple[Input, ...]:
+    if read.inputs:
+        entries = read.inputs
+    elif read.input_shape is not None:
+        entries = ({"shape": read.input_shape, "vocabulary": read.vocabulary},)
+    else:
+        raise PlanError("[graph]: input_shape: missing, and no inputs are there")
+    try:
+        inputs = tuple(_made(Input, _InputEntry, entry) for entry in entries)
+    except ValueError as error:
+        raise PlanError(f"[graph]: {error}") from None
+    names = {one.name for one in inputs}
+    if len(inputs) > 1 and ("" in names or len(names) < len(inputs)):
+        raise PlanError(f"[graph]: of several inputs each has its own name, got {sorted(names)}")
+    return inputs
 
 
 def _read_graph(entry: Any) -> Graph | None:
@@ -193,13 +220,12 @@ def _read_graph(entry: Any) -> Graph | None:
     source = read.source
     graph = Graph(
         source=Source(source.kind, source.name, tuple(sorted(source.arguments.items()))),
-        input_shape=read.input_shape,
+        inputs=_read_inputs(read),
         num_classes=read.num_classes,
         layers=tuple(map(_layer, read.layers)),
         outputs=read.outputs,
         roles=read.roles,
         evaluation=_read_graph(read.evaluation),
-        vocabulary=read.vocabulary,
         least_batch=read.least_batch,
     )
     _require_connected(graph)
@@ -210,7 +236,7 @@ def _read_graph(entry: Any) -> Graph | None:
 
 def _require_connected(graph: Graph) -> None:
     """Checks that layers read what comes before them, and that all that is named is there."""
-    before = {"input"}
+    before = set(graph.sources)
     for layer in graph.layers:
         for name in layer.inputs:
             if name not in before:
@@ -265,6 +291,7 @@ _Number = Annotated[int, Field(ge=-1, le=2**63 - 1)]  # -1: a draw that has no b
 _Kind = Annotated[str, Field(pattern=f"^({'|'.join(KINDS)})$")]
 _Entries = tuple[dict[str, Any], ...]
 _IN_RANGE = {int: _Number, int | None: _Number | None, tuple[int, ...]: tuple[_Number, ...]}
+_InputEntry = _entry_of(_BLANK_INPUT, shape=(tuple[_Number, ...], ...))
 _WeightEntry = _entry_of(_BLANK_WEIGHT)
 _LayerEntry = _entry_of(_BLANK_LAYER, kind=(_Kind, ...), weights=(_Entries, ()))
 
@@ -282,7 +309,8 @@ class _GraphEntry(BaseModel):
 
     fingerprint: str
     source: _SourceEntry
-    input_shape: tuple[_Number, ...]
+    input_shape: tuple[_Number, ...] | None = None
+    inputs: _Entries = ()
     num_classes: _Number
     outputs: Annotated[tuple[str, ...], Field(min_length=1)]
     roles: tuple[Literal["prediction", "auxiliary", "unused"], ...]

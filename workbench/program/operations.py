@@ -4,12 +4,14 @@ Layers keep the model's order; a conversion follows what it converts at once, an
 conversions start alike share them.
 """
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Layer
+from workbench.plan.inputs import Input
 from workbench.plan.placement.layout import ROWS, Conversion, Layout
 from workbench.plan.placement.tail import Tail
 from workbench.program.buckets import BYTES, Pieces
@@ -18,7 +20,7 @@ from workbench.program.buckets import BYTES, Pieces
 Value = tuple[str, tuple[Conversion, ...]]
 
 HALF = 2
-_TOKEN = 8  # an int64
+_INT64 = 8
 # What autocast computes in half precision, whatever it is given.
 _CAST = ("conv2d", "linear", "attention")
 _CAST_OPERATIONS = ("matmul", "einsum", "bmm")
@@ -70,18 +72,16 @@ class Operations:
     """The operations of a forward pass.
 
     Attributes:
-        by_value: each of them by what it gives, in order; the model's input is given by none.
+        by_value: each of them by what it gives, in order; the model's inputs are given by none.
         results: the values that the model returns.
-        input_shape: the input shape of one sample.
+        inputs: the model's inputs, by the names under which layers read them.
         itemsize: bytes of an element in the experiment's precision.
-        input_itemsize: bytes of an element of the model's input.
     """
 
     by_value: Mapping[Value, Operation]
     results: tuple[Value, ...]
-    input_shape: tuple[int, ...]
+    inputs: Mapping[str, Input]
     itemsize: int
-    input_itemsize: int
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.by_value.values())
@@ -90,7 +90,8 @@ class Operations:
         """(layout, one sample's shape, its rows, bytes of an element) of a value."""
         known = self.by_value.get(value)
         if known is None:
-            return ROWS, self.input_shape, 1, self.input_itemsize
+            read = self.inputs[value[0]]
+            return ROWS, read.shape, 1, read.itemsize(self.itemsize)
         return known.layout, known.shape, known.rows, known.itemsize
 
     def needs_gradient(self, value: Value) -> bool:
@@ -124,17 +125,20 @@ class _Writing:
         self.graph, self.flow = self.plan.graph, self.plan.flow
         self.half = experiment.half
         self.itemsize = BYTES[experiment.precision]
-        self.input_itemsize = self.itemsize if self.graph.vocabulary is None else _TOKEN
         self.by_value: dict[Value, Operation] = {}
         self._learning = self.graph.learning
         self._reached = self._values_reached()
         self._looks: dict[Hashable, int] = {}
         self._alike = dict(self.graph.alike)
+        # What holds no real numbers.
+        self._whole = {name for name, one in self.graph.sources.items() if not one.is_real}
+        self._whole |= {layer.name for layer in self.graph.layers if layer.kind == "size"}
 
     def written(self) -> Operations:
         conversions = self._conversions()
-        for value, label in conversions.get("input", ()):
-            self._convert(value, label)
+        for name in self.graph.sources:
+            for value, label in conversions.get(name, ()):
+                self._convert(value, label)
         for layer in self.graph.layers:
             self._run(layer)
             for value, label in conversions.get(layer.name, ()):
@@ -142,8 +146,7 @@ class _Writing:
         results = tuple((name, self.flow.returns[name]) for name in self.graph.outputs)
         for index, names in enumerate(self.plan.segments):
             self._fold(index, names)
-        shape = self.graph.input_shape
-        return Operations(self.by_value, results, shape, self.itemsize, self.input_itemsize)
+        return Operations(self.by_value, results, self.graph.sources, self.itemsize)
 
     def _values_reached(self) -> set[Value]:
         """Converted values to which a gradient comes back: not all readers have one."""
@@ -217,7 +220,10 @@ class _Writing:
         name, steps = value
         above, step = (name, steps[:-1]), steps[-1]
         known = self.by_value.get(above)
-        itemsize = self.input_itemsize if known is None else known.itemsize
+        if known is None:
+            itemsize = self.graph.sources[name].itemsize(self.itemsize)
+        else:
+            itemsize = known.itemsize
         wanted = _wanted((above,), (known,)) if value in self._reached else ()
         self.by_value[value] = Operation(
             label,
@@ -247,7 +253,7 @@ class _Writing:
             id(layout),
             self.plan.layers.get(layer.name),
             tuple([id(sizes[w.name]) for w in owner.weights]),
-            tuple([None if g is None else _seen(g) for g in given]),
+            tuple([_seen(g) if g else name for name, g in zip(layer.inputs, given, strict=True)]),
         )
 
     def _itemsize(self, layer: Layer, given: Sequence[Operation | None]) -> int:
@@ -257,8 +263,22 @@ class _Writing:
             return HALF
         if layer.kind == "embedding":
             return self.itemsize
-        sizes = [self.itemsize if one is None else one.itemsize for one in given]
+        if plain := self._unreal(layer):
+            return plain
+        real = [
+            one for name, one in zip(layer.inputs, given, strict=True) if name not in self._whole
+        ]
+        sizes = [self.itemsize if one is None else one.itemsize for one in real]
         return max(sizes, default=self.itemsize)
+
+    def _unreal(self, layer: Layer) -> int:
+        """Bytes of an element that is no real number: a truth, or a whole number made of such."""
+        elements = layer.rows * math.prod(layer.output_shape)
+        each = layer.activation_bytes / elements if elements else 0
+        if each != 1 and not (each == _INT64 and self._whole.issuperset(layer.inputs)):
+            return 0
+        self._whole.add(layer.name)
+        return int(each)
 
 
 def _wanted(reads: Sequence[Value], given: Sequence[Operation | None]) -> tuple[Value, ...]:

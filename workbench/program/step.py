@@ -91,11 +91,6 @@ class Program:
         """Bytes of an element of a weight."""
         return self.operations.itemsize
 
-    @property
-    def input_itemsize(self) -> int:
-        """Bytes of an element of the model's input."""
-        return self.operations.input_itemsize
-
     @cached_property
     def ranks(self) -> Representatives:
         """The ranks that are written for."""

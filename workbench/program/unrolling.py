@@ -286,7 +286,7 @@ class _Unrolling:
             and operation.reads == (boundary,)
             and operation.step.name == "all_gather_rows"
         ]
-        left = () if tail.boundary == "input" else (boundary,)
+        left = () if tail.boundary in self.plan.graph.sources else (boundary,)
         whole = Pass(index, None, self._rows(rows), (), left, from_loss=False)
         self._forward(head, whole)
         every = [

@@ -13,6 +13,7 @@ import workbench as wb
 from tests.client.interrupts import interrupt_inside
 from workbench.client.run.job import Job
 from workbench.model.errors import ModelError
+from workbench.plan.inputs import Input
 from workbench.store.errors import ClusterError
 from workbench.train.data.opening import open_data
 
@@ -49,7 +50,7 @@ def test_a_user_s_own_module_trains_and_goes_on_under_another_plan(cluster, expe
     home = copy.deepcopy(NET)
     home.load_state_dict(run.state_dict())
     shape = experiment.plan.graph.input_shape
-    digits = open_data(experiment.data, shape, 10, "test")
+    digits = open_data(experiment.data, (Input(shape),), 10, "test")
     images, labels = digits.batch(torch.arange(len(digits)))
     right = (home.eval()(images).argmax(1) == labels).float().mean()
     assert right.item() == pytest.approx(run.evaluation["accuracy"])

@@ -16,6 +16,7 @@ from workbench.plan import (
     Synthetic,
 )
 from workbench.plan.experiment.least_rows import Schedule, check_rows
+from workbench.plan.inputs import Input
 from workbench.train.data.opening import open_data
 
 
@@ -149,5 +150,5 @@ def test_what_is_only_known_when_the_run_starts():
 
 @pytest.mark.parametrize(("data", "shape"), [(Digits(), (1, 8, 8)), (Synthetic(samples=7), (3,))])
 def test_samples_are_as_many_as_is_said(data, shape):
-    splits = [open_data(data, shape, 10, split) for split in ("train", "test")]
+    splits = [open_data(data, (Input(shape),), 10, split) for split in ("train", "test")]
     assert data.known_samples == tuple(map(len, splits))

@@ -7,6 +7,7 @@ import pytest
 from tests.plan.graphs import Builder
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, Weight
+from workbench.plan.inputs import Input
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.placement import Partial, Replicate, Shard
@@ -24,7 +25,7 @@ def language(*, tied: bool = True) -> Graph:
     scores = Weight("scores.bias", (12,)), Weight("scores.weight", (12, 6))
     shared = dict(weights=scores[:1], shared="table") if tied else dict(weights=scores)
     graph = builder.add("scores", "linear", (4, 12), flops=576, **shared).graph()
-    return replace(graph, vocabulary=12)
+    return replace(graph, inputs=(Input(graph.input_shape, vocabulary=12),))
 
 
 def cut(scheme: str) -> Plan:

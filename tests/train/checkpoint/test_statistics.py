@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
+from workbench.plan.inputs import Input
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.data.feed import rows_of_step
@@ -73,7 +74,7 @@ def plain(run, module):
     """What one process keeps that normalizes the parts of every batch by themselves."""
     convolution, norm = module.double()[:2]
     k = run.plan.flow.inputs["1"].group_size
-    data = open_data(run.data, (3, 4, 4), 5, "train")
+    data = open_data(run.data, (Input((3, 4, 4)),), 5, "train")
     mean, var, count = torch.zeros(4).double(), torch.ones(4).double(), 0
     for step in range(run.steps):
         order = rows_of_step(len(data), run.batch_size, run.seed, step)
@@ -122,7 +123,7 @@ def test_equal_parts_are_torchs_own_to_the_bit(on_ranks, tmp_path):
     """Before they are made one: what a rank of its own would keep of its rows."""
     run = experiment(Plan.data_parallel(GRAPH, 2), steps=2)
     weights = initialize(GRAPH, 0, tmp_path, module=net())
-    module, data = net().double(), open_data(run.data, (3, 4, 4), 5, "train")
+    module, data = net().double(), open_data(run.data, (Input((3, 4, 4)),), 5, "train")
     for rank, found in enumerate(on_ranks(2, unaveraged, run, weights)):
         twin = nn.BatchNorm2d(4).double()
         for step in range(run.steps):

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from workbench.model.vision import torchvision
 from workbench.plan.experiment.experiment import CIFAR10, Digits, ImageFolder, Synthetic
 from workbench.plan.experiment.task import Text
+from workbench.plan.inputs import Input
 from workbench.train.data.built_in import fit
 from workbench.train.data.feed import order, rows_of_step
 from workbench.train.data.opening import open_data
@@ -91,7 +92,7 @@ KINDS = ["digits", "synthetic", "cifar10", "imagefolder"]
 @pytest.mark.parametrize("shape", [RGB, GREY, (3, 17, 40)], ids=str)
 def test_batches_have_the_models_shape(values, kind, shape):
     value, classes = values[kind]
-    data = open_data(value, shape, classes, "train")
+    data = open_data(value, (Input(shape),), classes, "train")
     assert data.num_classes == classes
     for rows in ([0, len(data) - 1, 3], []):
         images, labels = data.batch(torch.tensor(rows, dtype=torch.long))
@@ -104,7 +105,7 @@ def test_batches_have_the_models_shape(values, kind, shape):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_is_the_same_in_every_batch_and_on_every_rank(values, kind):
     value, classes = values[kind]
-    ranks = [open_data(value, (3, 24, 40), classes, "train") for _ in range(2)]
+    ranks = [open_data(value, (Input((3, 24, 40)),), classes, "train") for _ in range(2)]
     rows = torch.arange(7)
     images, labels = ranks[0].batch(rows)
     for row in rows:
@@ -118,26 +119,26 @@ def test_a_sample_is_the_same_in_every_batch_and_on_every_rank(values, kind):
 def test_a_model_with_other_classes_is_refused(values, kind, shape):
     value, classes = values[kind]
     with pytest.raises(DataError, match=rf"has {classes} classes, the model 1000; trace it with"):
-        open_data(value, shape, 1000, "train")
+        open_data(value, (Input(shape),), 1000, "train")
 
 
 @pytest.mark.parametrize("kind", ["digits", "cifar10", "imagefolder"])
 def test_pictures_need_a_model_of_pictures(values, kind):
     value, classes = values[kind]
     with pytest.raises(DataError, match=r"\(channels, height, width\), the model reads \(64,\)"):
-        open_data(value, (64,), classes, "train")
+        open_data(value, (Input((64,)),), classes, "train")
 
 
 @pytest.mark.parametrize("kind", ["cifar10", "imagefolder"])
 def test_color_cannot_become_four_channels(values, kind):
     value, classes = values[kind]
     with pytest.raises(DataError, match="the model reads 4 channels; color images give 1 or 3"):
-        open_data(value, (4, 8, 8), classes, "train").batch(torch.tensor([0]))
+        open_data(value, (Input((4, 8, 8)),), classes, "train").batch(torch.tensor([0]))
 
 
 def test_digits_are_scikit_learns_own():
     known = load_digits()
-    halves = [open_data(Digits(), (1, 8, 8), 10, split) for split in ("train", "test")]
+    halves = [open_data(Digits(), (Input((1, 8, 8)),), 10, split) for split in ("train", "test")]
     mine, theirs = set(), set()
     for half in halves:
         images, labels = half.batch(torch.arange(len(half)))
@@ -150,10 +151,10 @@ def test_digits_are_scikit_learns_own():
 
 
 def test_digits_splits_are_stratified_and_normalized():
-    train, test = (open_data(Digits(), GREY, 10, split) for split in ("train", "test"))
+    train, test = (open_data(Digits(), (Input(GREY),), 10, split) for split in ("train", "test"))
     images, labels = train.batch(torch.arange(len(train)))
     assert abs(images.mean()) < 0.02
-    small, _ = open_data(Digits(), (1, 8, 8), 10, "train").batch(torch.arange(len(train)))
+    small, _ = open_data(Digits(), (Input((1, 8, 8)),), 10, "train").batch(torch.arange(len(train)))
     assert abs(small.std() - 1) < 0.02
     held_out = test.batch(torch.arange(len(test)))[1].bincount()
     assert (len(train), len(test)) == (1442, 355)
@@ -161,7 +162,7 @@ def test_digits_splits_are_stratified_and_normalized():
 
 
 def test_digits_hold_bytes_not_images():
-    data = open_data(Digits(), (3, 224, 224), 10, "train")
+    data = open_data(Digits(), (Input((3, 224, 224)),), 10, "train")
     held = [value for value in vars(data).values() if isinstance(value, torch.Tensor)]
     assert sum(tensor.nbytes for tensor in held) < 128 * 1024
 
@@ -170,7 +171,7 @@ def test_digits_hold_bytes_not_images():
 def test_synthetic_images_can_be_learnt(shape):
     """Logistic regression, from scratch, on the flattened pixels."""
     value = Synthetic(samples=256, classes=4)
-    train, test = (open_data(value, shape, 4, split) for split in ("train", "test"))
+    train, test = (open_data(value, (Input(shape),), 4, split) for split in ("train", "test"))
     images, labels = train.batch(torch.arange(256))
     weight = torch.zeros(4, images[0].numel(), requires_grad=True)
     for _ in range(30):
@@ -185,14 +186,14 @@ def test_synthetic_images_can_be_learnt(shape):
 
 def test_synthetic_test_images_are_new():
     value = Synthetic(samples=8, classes=2)
-    train, test = (open_data(value, (3, 4, 4), 2, split) for split in ("train", "test"))
+    train, test = (open_data(value, (Input((3, 4, 4)),), 2, split) for split in ("train", "test"))
     seen, _ = train.batch(torch.arange(8))
     new, _ = test.batch(torch.arange(2))
     assert min((a - b).abs().max() for a in seen for b in new) > 0.1
 
 
 def test_cifar10_pictures_are_the_files_own(cifar):
-    data = open_data(cifar, RGB, 10, "test")
+    data = open_data(cifar, (Input(RGB),), 10, "test")
     path = f"{cifar.root}/cifar-10-batches-py/test_batch"
     with open(path, "rb") as file:
         content = pickle.load(file, encoding="latin1")
@@ -200,24 +201,24 @@ def test_cifar10_pictures_are_the_files_own(cifar):
     expected = torch.from_numpy(content["data"][[4, 2]].reshape(2, 3, 32, 32))
     assert_close(images * 255 * 0.251 + 255 * 0.473, expected.float(), atol=1e-3, rtol=0)
     assert labels.tolist() == [4, 2]
-    assert (len(data), len(open_data(cifar, RGB, 10, "train"))) == (20, 100)
+    assert (len(data), len(open_data(cifar, (Input(RGB),), 10, "train"))) == (20, 100)
 
 
 def test_cifar10_that_is_missing_says_how_to_get_it(tmp_path):
     with pytest.raises(DataError, match=r"download=True\), or unpack https://.* in .*nowhere"):
-        open_data(CIFAR10(root=str(tmp_path / "nowhere")), RGB, 10, "train")
+        open_data(CIFAR10(root=str(tmp_path / "nowhere")), (Input(RGB),), 10, "train")
 
 
 def test_cifar10_that_is_damaged_is_refused(cifar):
     with open(f"{cifar.root}/cifar-10-batches-py/data_batch_3", "ab") as file:
         file.write(b"!")
     with pytest.raises(DataError, match="no intact CIFAR-10"):
-        open_data(cifar, RGB, 10, "test")
+        open_data(cifar, (Input(RGB),), 10, "test")
 
 
 def test_cifar10_that_is_there_is_not_fetched(cifar):
     fetching = cifar.model_copy(update={"download": True})
-    assert len(open_data(fetching, RGB, 10, "test")) == 20
+    assert len(open_data(fetching, (Input(RGB),), 10, "test")) == 20
 
 
 def test_cifar10_that_cannot_be_fetched(tmp_path, monkeypatch):
@@ -226,16 +227,16 @@ def test_cifar10_that_cannot_be_fetched(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torchvision().datasets.CIFAR10, "download", unreachable)
     with pytest.raises(DataError, match=r"could not be fetched \(no route to host\); unpack"):
-        open_data(CIFAR10(root=str(tmp_path / "new"), download=True), RGB, 10, "train")
+        open_data(CIFAR10(root=str(tmp_path / "new"), download=True), (Input(RGB),), 10, "train")
 
 
 def test_folder_images_come_in_the_order_of_names(folder):
-    data = open_data(folder, (3, 5, 6), 3, "train")
+    data = open_data(folder, (Input((3, 5, 6)),), 3, "train")
     images, labels = data.batch(torch.arange(len(data)))
     assert labels.tolist() == [0] * 2 + [1] * 3 + [2] * 4
     assert_close(images.argmax(dim=1)[:, 2, 2], labels)
     assert_close(images[0, 0], torch.full((5, 6), (1 - 0.449) / 0.226))
-    assert len(open_data(folder, (3, 5, 6), 3, "test")) == 1 + 1 + 2
+    assert len(open_data(folder, (Input((3, 5, 6)),), 3, "test")) == 1 + 1 + 2
 
 
 def test_postscript_that_is_called_a_jpeg_is_handed_to_no_program(folder, tmp_path, monkeypatch):
@@ -245,18 +246,18 @@ def test_postscript_that_is_called_a_jpeg_is_handed_to_no_program(folder, tmp_pa
     path.write_bytes(picture.getvalue())
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("it was run"))
     with pytest.raises(DataError, match=r"class0/0\.png cannot be read as an image"):
-        open_data(folder, RGB, 3, "train").batch(torch.tensor([0]))
+        open_data(folder, (Input(RGB),), 3, "train").batch(torch.tensor([0]))
 
 
 def test_an_image_that_would_take_all_memory_is_told_with_its_file(folder, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
     with pytest.raises(DataError, match=r"0\.png cannot be read as an image: .*bomb"):
-        open_data(folder, RGB, 3, "train").batch(torch.tensor([0]))
+        open_data(folder, (Input(RGB),), 3, "train").batch(torch.tensor([0]))
 
 
 def test_folder_images_are_decoded_only_when_asked_for(folder, tmp_path):
     (tmp_path / "train" / "class1" / "0.png").write_text("no image")
-    data = open_data(folder, RGB, 3, "train")
+    data = open_data(folder, (Input(RGB),), 3, "train")
     data.batch(torch.tensor([0, 1, 3]))
     with pytest.raises(DataError, match=r"class1/0\.png cannot be read as an image"):
         data.batch(torch.tensor([2]))
@@ -264,26 +265,26 @@ def test_folder_images_are_decoded_only_when_asked_for(folder, tmp_path):
 
 def test_folder_that_is_missing(tmp_path):
     with pytest.raises(DataError, match=r"no class folders in .*/no/train; ImageFolder needs"):
-        open_data(ImageFolder(root=str(tmp_path / "no")), RGB, 3, "train")
+        open_data(ImageFolder(root=str(tmp_path / "no")), (Input(RGB),), 3, "train")
 
 
 def test_folder_without_a_test_split(folder, tmp_path):
     (tmp_path / "test").rename(tmp_path / "val")
     with pytest.raises(DataError, match=r"no class folders in .*/test; ImageFolder needs"):
-        open_data(folder, RGB, 3, "train")
+        open_data(folder, (Input(RGB),), 3, "train")
 
 
 def test_folder_whose_splits_differ(folder, tmp_path):
     (tmp_path / "test" / "class2").rename(tmp_path / "test" / "class9")
     with pytest.raises(DataError, match="in one of them only: class2, class9"):
-        open_data(folder, RGB, 3, "train")
+        open_data(folder, (Input(RGB),), 3, "train")
 
 
 def test_folder_with_an_empty_class(folder, tmp_path):
     for file in (tmp_path / "train" / "class0").iterdir():
         file.unlink()
     with pytest.raises(DataError, match="no valid file for the classes class0"):
-        open_data(folder, RGB, 3, "train")
+        open_data(folder, (Input(RGB),), 3, "train")
 
 
 @pytest.mark.parametrize(("length", "batch_size"), [(12, 4), (13, 4), (3, 8), (1, 1)])
@@ -319,7 +320,9 @@ def test_resizing_and_grey_are_pils():
 
 def text(shape=(16,), classes=256, split="train", file=None, vocabulary=256, per_token=True):
     value = Text(file=None if file is None else str(file))
-    return open_data(value, shape, classes, split, vocabulary=vocabulary, per_token=per_token)
+    return open_data(
+        value, (Input(shape, vocabulary=vocabulary),), classes, split, per_token=per_token
+    )
 
 
 def test_of_a_text_every_byte_has_the_next_one_and_every_tenth_sequence_is_held_out(tmp_path):

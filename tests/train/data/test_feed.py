@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from workbench.plan.experiment.task import TorchData
+from workbench.plan.inputs import Input
 from workbench.train.data.feed import (
     Feed,
     as_wide,
@@ -75,13 +76,12 @@ def test_targets_take_the_type_where_it_holds_them():
 
 def test_real_inputs_take_the_type_and_whole_ones_keep_theirs():
     targets = {"a": torch.ones(2), "b": (torch.ones(2, dtype=torch.int32),)}
-    inputs, found = moved((torch.ones(2, 3), targets), CPU, torch.float64)
+    (inputs,), found = moved((torch.ones(2, 3), targets), CPU, torch.float64)
     assert inputs.dtype == found["a"].dtype == torch.float64
     assert found["b"][0].dtype == torch.int32
-    assert moved((torch.ones(2, dtype=torch.float64), ()), CPU, torch.float16)[0].dtype == (
-        torch.float16
-    )
-    assert moved((torch.ones(2, dtype=torch.int64), ()), CPU, torch.float32)[0].dtype == torch.int64
+    several = torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int64)
+    (half, whole), _ = moved((several, ()), CPU, torch.float16)
+    assert (half.dtype, whole.dtype) == (torch.float16, torch.int64)
 
 
 class Numbers:
@@ -122,7 +122,7 @@ def test_a_rank_takes_its_own_rows_of_every_micro_batch(rank, places):
     expected = [[samples[place] for place in part] for part in places]
     assert data.asked == [(part, 1) for part in expected]
     assert [batch.targets.tolist() for batch in taken] == expected
-    assert [batch.inputs.tolist() for batch in taken] == expected
+    assert [batch.inputs[0].tolist() for batch in taken] == expected
     assert [batch.rows for batch in taken] == [(1, 0, 1), (1, 0, 3)]
     assert [batch.first_row for batch in taken] == [0, 2]
 
@@ -171,7 +171,7 @@ class Loading:
 def reading(monkeypatch):
     """A feed with workers, a rank's two micro-batches of one row each, and what stands for them."""
     value = TorchData(train=[(torch.zeros(1), index) for index in range(5)], workers=1)
-    data = open_data(value, (1,), 2, "train")
+    data = open_data(value, (Input((1,)),), 2, "train")
     loading = Loading()
     monkeypatch.setattr(data, "ahead", loading)
     run = SimpleNamespace(batch_size=2, seed=0, steps=6)

@@ -17,6 +17,7 @@ from workbench.plan.experiment.experiment import SGD, Experiment
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.extension import extension
 from workbench.plan.extension.own import OwnObjectError
+from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 from workbench.train.data.feed import Feed
 from workbench.train.data.opening import open_data
@@ -85,7 +86,7 @@ def opened(data, split="train", seed=0):
     value = Experiment(
         plan=Plan.data_parallel(GRAPH, 1), data=data, optimizer=SGD(0.1), steps=1, batch_size=4
     ).data
-    return open_data(value, (2,), 3, split, seed)
+    return open_data(value, (Input((2,)),), 3, split, seed)
 
 
 def test_a_sample_is_the_same_whoever_reads_it():
@@ -108,7 +109,7 @@ def test_a_feed_brings_each_rank_its_rows(workers):
     data = TorchData(train=Spirals(23, 0, noise=0.1), collate=paired, workers=workers)
     plan = Plan.data_parallel(GRAPH, 3, (2, 1, 0))
     run = Experiment(plan=plan, data=data, optimizer=SGD(0.1), steps=7, batch_size=6, seed=3)
-    samples = open_data(run.data, (2,), 3, "train", run.seed)
+    samples = open_data(run.data, (Input((2,)),), 3, "train", run.seed)
 
     def batches(count):
         half = count // 2
@@ -124,10 +125,10 @@ def test_a_feed_brings_each_rank_its_rows(workers):
         taken = [feed.take(step) for feed in feeds]
         assert [micro.first_row for micro in taken[0]] == [0, len(order) - len(order) // 2]
         every = [micro[index] for index in range(2) for micro in taken]
-        assert_close(torch.cat([micro.inputs for micro in every]), whole, rtol=0, atol=0)
+        assert_close(torch.cat([micro.inputs[0] for micro in every]), whole, rtol=0, atol=0)
         kinds = torch.cat([micro.targets["kind"] for micro in every])
         assert torch.equal(kinds, targets["kind"])
-        assert [len(micro.inputs) for micro in taken[2]] == [0, 0]
+        assert [len(micro.inputs[0]) for micro in taken[2]] == [0, 0]
     for feed in feeds:
         feed.close()
     assert multiprocessing.active_children() == []

@@ -12,6 +12,7 @@ from workbench.model.tracing.trace import trace
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.task import TorchData
+from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 from workbench.train.data.feed import Feed
 from workbench.train.data.opening import open_data
@@ -52,7 +53,7 @@ def feed(run, rank=0):
     def batches(count):
         return [run.plan.rows_of(count - count // 2), run.plan.rows_of(count // 2)]
 
-    data = open_data(run.data, (2,), CLASSES, "train", run.seed)
+    data = open_data(run.data, (Input((2,)),), CLASSES, "train", run.seed)
     return Feed(run, data, rank, torch.device("cpu"), torch.float32, batches)
 
 
@@ -62,7 +63,7 @@ def steps_of(run, first=0):
     found = []
     for step in range(first, run.steps):
         taken = [one.take(step) for one in feeds]
-        found.append(torch.cat([parts[index].inputs for index in range(2) for parts in taken]))
+        found.append(torch.cat([parts[index].inputs[0] for index in range(2) for parts in taken]))
     return found
 
 
@@ -87,7 +88,7 @@ def test_a_resumed_run_goes_on_where_it_was():
         assert all(map(torch.equal, steps_of(experiment(), first), alone[first:]))
     back, again = feed(experiment()), []
     for step in (4, 2, 4):
-        again.append(torch.cat([batch.inputs for batch in back.take(step)]))
+        again.append(torch.cat([batch.inputs[0] for batch in back.take(step)]))
     assert all(map(torch.equal, again, [alone[4], alone[2], alone[4]]))
 
 
@@ -98,7 +99,7 @@ def test_a_stream_has_generators_of_its_own():
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     reading, found = feed(experiment()), []
     for step in range(3):
-        found.append(torch.cat([batch.inputs for batch in reading.take(step)]))
+        found.append(torch.cat([batch.inputs[0] for batch in reading.take(step)]))
         after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
         assert torch.equal(before[0], after[0])
         assert before[1:] == after[1:]

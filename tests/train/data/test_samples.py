@@ -8,6 +8,7 @@ import torch
 
 from workbench.plan.experiment.experiment import Digits, Synthetic
 from workbench.plan.experiment.task import TorchData
+from workbench.plan.inputs import Input
 from workbench.train.data.opening import open_data, order_seed
 from workbench.train.data.reading import DataError, Indexed, Streamed
 
@@ -133,13 +134,13 @@ ROWS = [(torch.tensor([float(index)]), index) for index in range(4)]
 
 def test_only_a_stream_has_an_order_of_its_own():
     stream = TorchData(train=Counting(), samples=(5, 0))
-    assert order_seed(open_data(stream, (1,), 2, "train"), 7) is None
-    assert order_seed(open_data(TorchData(train=ROWS), (1,), 2, "train"), 7) == 7
-    assert order_seed(open_data(Digits(), (1, 8, 8), 10, "test"), 7) == 7
+    assert order_seed(open_data(stream, (Input((1,)),), 2, "train"), 7) is None
+    assert order_seed(open_data(TorchData(train=ROWS), (Input((1,)),), 2, "train"), 7) == 7
+    assert order_seed(open_data(Digits(), (Input((1, 8, 8)),), 10, "test"), 7) == 7
 
 
 def test_no_rows_are_a_batch_of_none():
-    data = open_data(TorchData(train=ROWS), (1,), 2, "train")
+    data = open_data(TorchData(train=ROWS), (Input((1,)),), 2, "train")
     inputs, targets = data.batch(torch.tensor([], dtype=torch.int64))
     assert (inputs.shape, targets.shape) == ((0, 1), (0,))
     inputs, targets = data.batch(torch.tensor([2, 0]))
@@ -151,7 +152,7 @@ def test_no_rows_are_a_batch_of_none():
 )
 def test_tokens_are_those_of_the_vocabulary(token, fits):
     rows = [(torch.tensor([1, token]), 0)]
-    data = open_data(TorchData(train=rows), (2,), 2, "train", vocabulary=4)
+    data = open_data(TorchData(train=rows), (Input((2,), vocabulary=4),), 2, "train")
     if fits:
         assert data.batch(torch.tensor([0]))[0].tolist() == [[1, token]]
         return
@@ -162,14 +163,14 @@ def test_tokens_are_those_of_the_vocabulary(token, fits):
 @pytest.mark.parametrize(("split", "length"), [("train", 10), ("test", 2)])
 def test_a_test_split_has_a_quarter_of_the_samples(split, length):
     data = Synthetic(samples=10, classes=3)
-    assert len(open_data(data, (2,), 3, split)) == length
-    assert len(open_data(data, (2,), 3, split, vocabulary=7)) == length
+    assert len(open_data(data, (Input((2,)),), 3, split)) == length
+    assert len(open_data(data, (Input((2,), vocabulary=7),), 3, split)) == length
 
 
 def test_a_test_split_has_a_sample_at_least():
     data = Synthetic(samples=3, classes=3)
-    assert len(open_data(data, (2,), 3, "test")) == 1
-    assert len(open_data(data, (2,), 3, "test", vocabulary=7)) == 1
+    assert len(open_data(data, (Input((2,)),), 3, "test")) == 1
+    assert len(open_data(data, (Input((2,), vocabulary=7),), 3, "test")) == 1
 
 
 @pytest.mark.parametrize("vocabulary", [None, 50])
@@ -177,8 +178,8 @@ def test_the_test_split_s_samples_lie_behind_the_others(vocabulary):
     """Sample 1 of the test split has the noise of sample 4 + 1 of a longer training split."""
     long, short = Synthetic(samples=12, classes=2), Synthetic(samples=4, classes=2)
     shape = (12,)
-    whole = open_data(long, shape, 2, "train", vocabulary=vocabulary)
-    tests = open_data(short, shape, 2, "test", vocabulary=vocabulary)
+    whole = open_data(long, (Input(shape, vocabulary=vocabulary),), 2, "train")
+    tests = open_data(short, (Input(shape, vocabulary=vocabulary),), 2, "test")
     again, labels = whole.batch(torch.tensor([4]))
     found, own = tests.batch(torch.tensor([0]))
     assert torch.equal(found, again)
@@ -187,14 +188,16 @@ def test_the_test_split_s_samples_lie_behind_the_others(vocabulary):
 
 def test_labels_go_round_the_classes():
     for vocabulary in (None, 50):
-        data = open_data(Synthetic(samples=9, classes=3), (12,), 3, "train", vocabulary=vocabulary)
+        data = open_data(
+            Synthetic(samples=9, classes=3), (Input((12,), vocabulary=vocabulary),), 3, "train"
+        )
         assert data.batch(torch.tensor([0, 4, 8]))[1].tolist() == [0, 1, 2]
 
 
 def test_next_tokens_are_the_labels_of_tokens():
     data = Synthetic(samples=9, classes=3)
     shape = (12,)
-    given = open_data(data, shape, 50, "train", vocabulary=50, per_token=True)
+    given = open_data(data, (Input(shape, vocabulary=50),), 50, "train", per_token=True)
     assert given.num_classes is None
     tokens, labels = given.batch(torch.tensor([0, 3]))
     assert tokens.shape == labels.shape == (2, 12)
@@ -204,4 +207,4 @@ def test_next_tokens_are_the_labels_of_tokens():
 
 def test_classes_must_be_the_model_s():
     with pytest.raises(DataError, match="has 3 classes, the model 4; trace it with num_classes=3"):
-        open_data(Synthetic(samples=9, classes=3), (2,), 4, "train")
+        open_data(Synthetic(samples=9, classes=3), (Input((2,)),), 4, "train")

@@ -10,6 +10,7 @@ from tests.plan.graphs import Builder, mlp
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.record import Recorder
 from workbench.plan.experiment.task import Loss, Metric
+from workbench.plan.inputs import Input
 from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.scoring import (
@@ -22,7 +23,7 @@ from workbench.train.loop.scoring import (
 )
 
 GRAPH = mlp(4, 3)
-TOKENS = replace(Builder((5, 4)).linear("head", 3).graph(), vocabulary=3)
+TOKENS = replace(Builder((5, 4)).linear("head", 3).graph(), inputs=(Input((5, 4), vocabulary=3),))
 ALONE = Group("everyone", (0,), 0, Recorder())
 CPU = torch.device("cpu")
 EVEN = math.log(3)  # the cross-entropy of three classes with the same score
@@ -77,9 +78,9 @@ def test_a_sum_is_divided_by_nothing():
 
 def test_the_weights_of_a_step_are_those_of_all_rows():
     batches = [
-        MicroBatch((2, 3), 0, torch.empty(3, 1), TARGETS),
-        MicroBatch((1, 0), 5, torch.empty(0, 1), TARGETS[:0]),
-        MicroBatch((1, 2), 6, torch.empty(2, 1), TARGETS[:2]),
+        MicroBatch((2, 3), 0, (torch.empty(3, 1),), TARGETS),
+        MicroBatch((1, 0), 5, (torch.empty(0, 1),), TARGETS[:0]),
+        MicroBatch((1, 2), 6, (torch.empty(2, 1),), TARGETS[:2]),
     ]
     assert own(squares).total(batches, 1) == 5.0
     assert own(squares, weights=weights_of).total(batches, 1) == 11.0 + 6.0

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from tests.plan.graphs import Builder, mlp
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.record import Recorder
+from workbench.plan.inputs import Input
 from workbench.train.data.reading import DataError
 from workbench.train.loop.objective import Scores
 
 GRAPH = mlp(4, 3)
-TOKENS = replace(Builder((5, 4)).linear("head", 3).graph(), vocabulary=3)
+TOKENS = replace(Builder((5, 4)).linear("head", 3).graph(), inputs=(Input((5, 4), vocabulary=3),))
 
 
 def scores(logits, labels, graph=GRAPH):

@@ -21,6 +21,7 @@ from workbench.plan.experiment.experiment import (
     Synthetic,
 )
 from workbench.plan.experiment.sync import OwnStrategy
+from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.saver import Saver, parts
@@ -65,7 +66,7 @@ def started(weights, resume=None, **fields):
 
 def plain(steps, late):
     """Losses and weights after so many steps, in plain torch."""
-    model, data = net().double(), open_data(DATA, (6,), 3, "train")
+    model, data = net().double(), open_data(DATA, (Input((6,)),), 3, "train")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses, flying = [], []
     for step in range(steps):
@@ -113,7 +114,7 @@ def test_a_rank_trains_as_plain_torch_does(weights, fields, late):
 def test_a_step_gives_gradients_of_the_mean(weights):
     state = started(weights, accumulate=2)
     result = state.stepper.run(0)
-    model, data = net().double(), open_data(DATA, (6,), 3, "train")
+    model, data = net().double(), open_data(DATA, (Input((6,)),), 3, "train")
     inputs, labels = data.batch(rows_of_step(22, 8, 3, 0))
     F.cross_entropy(model(inputs.double()), labels).backward()
     for name, parameter in model.named_parameters():

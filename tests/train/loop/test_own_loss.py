@@ -13,6 +13,7 @@ from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment
 from workbench.plan.experiment.task import Loss, Metric, TorchData
 from workbench.plan.extension.own import OwnObjectError
+from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError
@@ -33,7 +34,7 @@ def experiment(data, **fields):
 
 def tried(data):
     run = experiment(data)
-    return Trial.of(GRAPH, open_data(run.data, (2,), 3, "train"), CPU, torch.float64)
+    return Trial.of(GRAPH, open_data(run.data, (Input((2,)),), 3, "train"), CPU, torch.float64)
 
 
 def check(loss, data=LABELLED):

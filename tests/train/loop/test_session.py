@@ -370,7 +370,7 @@ def blamed(config, experiment, weights, value):
         state = RankState.start(experiment, world, groups, weights, None)
         images = torch.full((20 // world.size, 3, 8, 8), value, dtype=torch.float64)
         state.model.context.set((20 // world.size,) * world.size, step=0)
-        return first_bad_layer(state.model, images, state.everyone)
+        return first_bad_layer(state.model, (images,), state.everyone)
 
 
 def test_it_is_the_loss_where_every_layer_gives_numbers(on_ranks, weights):

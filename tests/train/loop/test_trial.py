@@ -5,6 +5,7 @@ import torch
 
 from tests.plan.graphs import mlp
 from workbench.plan.experiment.task import TorchData
+from workbench.plan.inputs import Input
 from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError
 from workbench.train.loop.trial import ROWS, Trial
@@ -49,7 +50,7 @@ def test_of_a_stream_the_first_are_taken():
         def __iter__(self):
             return ((torch.zeros(2), index) for index in range(200))
 
-    data = open_data(TorchData(train=Stream(), samples=(200, 0)), (2,), 3, "train")
+    data = open_data(TorchData(train=Stream(), samples=(200, 0)), (Input((2,)),), 3, "train")
     tried = Trial.of(GRAPH, data, CPU, torch.float32)
     assert tried.targets.tolist() == list(range(64))
 

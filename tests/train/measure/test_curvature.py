@@ -9,6 +9,7 @@ from torch.func import functional_call
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
+from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
@@ -33,7 +34,7 @@ def weights(tmp_path):
 def eigenvalues(seed, batches):
     """Of the whole model's Hessian, by double backward."""
     model = net(seed).double()
-    data = open_data(DATA, (1, 4, 4), 4, "train")
+    data = open_data(DATA, (Input((1, 4, 4)),), 4, "train")
     names = [name for name, _ in model.named_parameters()]
     shapes = [p.shape for p in model.parameters()]
     rows = [rows_of_step(len(data), 12, 0, step) for step in range(batches)]

@@ -8,6 +8,7 @@ from torch import nn
 
 from workbench.plan.experiment.experiment import Synthetic
 from workbench.plan.experiment.strategy import Strategy
+from workbench.plan.inputs import Input
 from workbench.plan.placement.mesh import shard_group
 from workbench.plan.placement.placement import apportion
 from workbench.train.data.feed import rows_of_step
@@ -86,7 +87,9 @@ def net() -> nn.Module:
 
 def batch(step):
     order = rows_of_step(SAMPLES, BATCH, 0, step)
-    images, labels = open_data(Synthetic(samples=SAMPLES), SHAPE, 10, "train").batch(order)
+    images, labels = open_data(Synthetic(samples=SAMPLES), (Input(SHAPE),), 10, "train").batch(
+        order
+    )
     return images.double(), labels
 
 

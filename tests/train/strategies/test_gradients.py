@@ -35,7 +35,7 @@ def stepping(world: World, plan: Plan, sync: Synchronous):
     )
     images, labels = nets.batch(nets.Images, sum(rows))
     span = Shard(0, rows).span(world.rank)
-    batch = MicroBatch(rows, 0, images.narrow(0, *span), labels.narrow(0, *span))
+    batch = MicroBatch(rows, 0, (images.narrow(0, *span),), labels.narrow(0, *span))
     return stepper_of(world, model, run), batch
 
 

@@ -19,6 +19,7 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
+from workbench.plan.inputs import Input
 from workbench.plan.placement.mesh import shard_group
 from workbench.plan.placement.placement import apportion
 from workbench.plan.plan import Plan
@@ -99,7 +100,7 @@ def test_averaging_every_step_is_synchronous(run, optimizer, momentum, samples, 
 
 def by_hand(weights, world, k, every, momentum, steps, samples=26, batch_size=10):
     """A copy of the head for each rank and of the tail for each group, in plain torch."""
-    data = open_data(Synthetic(samples=samples), SHAPE, 10, "train")
+    data = open_data(Synthetic(samples=samples), (Input(SHAPE),), 10, "train")
     heads, tails = [], []
     for copies, count in ((heads, world), (tails, world // k)):
         for _ in range(count):

@@ -19,6 +19,7 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
+from workbench.plan.inputs import Input
 from workbench.plan.placement.placement import apportion
 from workbench.plan.placement.tail import round_rows
 from workbench.train.data.feed import rows_of_step
@@ -41,7 +42,7 @@ def by_hand(cut, value):
     head, tail = whole[:4], whole[4:]
     options = value.options
     parts = [TORCHS[value.kind](part.parameters(), **options) for part in (head, tail)]
-    data = open_data(Synthetic(samples=SAMPLES), SHAPE, 10, "train")
+    data = open_data(Synthetic(samples=SAMPLES), (Input(SHAPE),), 10, "train")
     for step in range(STEPS):
         order = rows_of_step(SAMPLES, BATCH, 0, step)
         images, labels = data.batch(order)

@@ -23,6 +23,7 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
+from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.data.feed import rows_of_step
@@ -88,7 +89,7 @@ def plainly_trained(run):
     # Torch's fused kernels would skip steps themselves, and leave momentum that nobody wrote.
     optimizer._step_supports_amp_scaling = False
     scaler = torch.amp.GradScaler("cpu", **dict(run.scaling))
-    data = open_data(run.data, GRAPH.input_shape, GRAPH.num_classes, "train")
+    data = open_data(run.data, (Input(GRAPH.input_shape),), GRAPH.num_classes, "train")
     found = []
     for step in range(run.steps):
         order = rows_of_step(len(data), run.batch_size, run.seed, step)

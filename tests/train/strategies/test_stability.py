@@ -36,7 +36,7 @@ def amplitudes(lr, width, momentum, steps=600, every=100):
         return sum((p * p).sum() / 2 for p in model.trainable().values()), 0.0
 
     stepper = stepper_of(world, model, run, loss=squares)
-    batch = MicroBatch((1,), 0, torch.zeros(1, 1, 1, 1).double(), torch.zeros(1).long())
+    batch = MicroBatch((1,), 0, (torch.zeros(1, 1, 1, 1).double(),), torch.zeros(1).long())
     places = []
     for step in range(steps):
         stepper.run(step, (batch,))

@@ -50,7 +50,7 @@ from workbench.layers.cut_model import RankGroups
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import apportion
 from workbench.train.data.feed import rows_of_step
-from workbench.train.data.opening import open_data
+from workbench.train.data.opening import open_for
 from workbench.train.loop.loop import agree
 from workbench.train.loop.state import RankState
 from workbench.train.strategies.remembered import build_optimizer
@@ -112,7 +112,7 @@ class Trainer:
         graph = experiment.plan.graph
         self.experiment, self.model, self.optimizer = experiment, model, optimizer
         self.start, self.count = start, count
-        self.data = open_data(experiment.data, graph.input_shape, graph.num_classes, "train")
+        self.data = open_for(graph, experiment.data, "train")
 
     def step(self, index: int) -> float:
         """Runs one step; returns the mean loss of these rows."""

@@ -27,6 +27,7 @@ from workbench.client.run.submitting import module_values
 from workbench.plan.experiment.experiment import SGD, AnyOptimizer, Experiment, Synthetic
 from workbench.plan.experiment.precision import Precision
 from workbench.plan.graph import Graph, Layer, Source, Weight
+from workbench.plan.inputs import Input
 from workbench.plan.machine.experience import costs
 from workbench.plan.machine.link import Curve, Link
 from workbench.plan.machine.machine import Machine
@@ -83,7 +84,7 @@ def rows_of(rows: int | Sequence[int]) -> tuple[int, ...]:
 # Engines take an experiment also where devices and links alone are measured.
 _NOTHING = Graph(
     source=Source("module", "nothing"),
-    input_shape=(1,),
+    inputs=(Input((1,)),),
     num_classes=1,
     layers=(
         Layer("one", "linear", ("input",), (1,), (1,), weights=(Weight("one.weight", (1, 1)),)),

@@ -14,6 +14,7 @@ from workbench.plan.experiment.measured import PHASES, CollectiveTrace
 from workbench.plan.extension.extension import name_of
 from workbench.plan.graph import Graph, Layer, Source, Weight
 from workbench.plan.html import save
+from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 from workbench.plan.units import size
 
@@ -121,7 +122,7 @@ def experiment_for(
     """
     weight = Weight("fc.weight", (2, 1))
     layer = Layer("fc", "linear", ("input",), (1,), (2,), weights=(weight,), node="fc", flops=4)
-    graph = Graph(Source("module", "nothing", ()), (1,), 2, (layer,), ("fc",))
+    graph = Graph(Source("module", "nothing", ()), (Input((1,)),), 2, (layer,), ("fc",))
     return Experiment(
         plan=Plan.data_parallel(graph, world_size),
         data=Synthetic(samples=world_size),

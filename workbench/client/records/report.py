@@ -19,6 +19,7 @@ from workbench.client.run import view
 from workbench.plan import svg
 from workbench.plan.errors import ExperimentError, MachineError
 from workbench.plan.html import page, table
+from workbench.plan.inputs import shown
 from workbench.plan.machine.machine import Machine
 from workbench.plan.panels import document
 from workbench.predict.compare import Comparison
@@ -123,7 +124,7 @@ def _configuration(run: Reported) -> list[tuple[str, str]]:
     fields = {
         "model": plan.graph.source.name,
         "parameters": f"{plan.graph.parameters:,}",
-        "input shape": plan.graph.input_shape,
+        "input": shown(plan.graph.inputs),
         "plan": short(plan),
         **fields_of(run.experiment),
     }

@@ -50,6 +50,7 @@ class _Layers:
         self.keys = {name: key for key, held in self.held.items() for name in held.names}
         self._read_the_unreached()
         self.nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+        self.sources = _sources(graph)
         self.names = self._unique_names()
         self.owner = self._owners()
 
@@ -99,7 +100,7 @@ class _Layers:
         )
 
     def _name(self, node: Node) -> str:
-        return "input" if node.op == "placeholder" else self.names[node]
+        return self.sources.get(node) or self.names[node]
 
     def _module(self, node: Node) -> nn.Module | None:
         return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -118,7 +119,12 @@ class _Layers:
                 path = str(node.target)
                 calls[path] = calls.get(path, 0) + 1
                 names[node] = path if calls[path] == 1 else f"{path}@{calls[path]}"
-        taken = {"input", *names.values()}
+        if clash := set(self.sources.values()) & set(names.values()):
+            raise TraceError(
+                f"the module {min(clash)!r} has the name under which a graph's layers read an "
+                "input: give it another one"
+            )
+        taken = {*self.sources.values(), *names.values()}
         for node in self.nodes:
             if node not in names:
                 name = node.name
@@ -184,6 +190,12 @@ class _Layers:
                         least_rows_half=0,
                         uncounted=False,
                     )
+
+
+def _sources(graph: torch.fx.Graph) -> dict[Node, str]:
+    """The names under which layers read the inputs: `plan.graph.Graph.sources` has the same."""
+    read = [node for node in graph.nodes if node.op == "placeholder"]
+    return {node: "input" if len(read) == 1 else f"input.{node.target}" for node in read}
 
 
 def _evaluates(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from workbench.model.build import build_fake, named, pack, structure, unpack
 from workbench.model.errors import ModelError, OperationError, TraceError
 from workbench.model.packages import packaged
 from workbench.model.tracing.failure import explained
+from workbench.model.tracing.inputs import declared
 from workbench.model.tracing.kept import operations
 from workbench.model.tracing.layers import layers_of
 from workbench.model.tracing.lost import refuse_what_is_lost
@@ -27,6 +28,7 @@ from workbench.model.tracing.rewrites.inplace import drop_unused
 from workbench.model.tracing.tracer import ValueTracer
 from workbench.model.tracing.trials.independence import constants_of, show_independence
 from workbench.plan.graph import ROLES, Graph, Source
+from workbench.plan.inputs import Input
 
 _REMEDY = (
     'say what each is for: wb.trace(module, outputs=("prediction", "unused")); '
@@ -41,6 +43,7 @@ def trace(
     num_classes: int = 10,
     outputs: Sequence[str] | Mapping[str, str] | None = None,
     vocabulary: int | None = None,
+    inputs: Mapping[str, Input | tuple[int, ...]] | None = None,
     **arguments: Any,
 ) -> Graph:
     """Traces a model's forward pass, in training and evaluation mode, without memory for tensors.
@@ -59,6 +62,9 @@ def trace(
             tensor. Of a module that returns a dict: the roles by name, all others being unused.
         vocabulary: the number of tokens of a model that reads token ids (int64, from 0 to
             `vocabulary - 1`); None: the input is real numbers.
+        inputs: what a module of your own reads, where that is more than one tensor, a mask, or not
+            its first parameter: for each parameter of forward that gets a tensor an `Input`, or
+            the shape of one sample. All other parameters have their defaults.
         arguments: the further arguments of the builder, for a name: `dropout=0.1` of torchvision's
             or timm's; `config={...}`, and `head="MaskedLM"` for another than the first that a model
             has out of CausalLM, MaskedLM and ImageClassification, of transformers'.
@@ -67,20 +73,22 @@ def trace(
         ModelError: an unknown name, or arguments that the builder refuses.
         TraceError: the forward pass cannot be traced; the text names the line and the remedy.
     """
-    samples = _Samples(_shape(input_shape), _tokens(vocabulary))
+    samples = declared(input_shape, vocabulary, inputs)
     if isinstance(model, str) and "/" in model:
         found = packaged(model, num_classes, arguments)
         return trace(
             found.module,
             input_shape=input_shape,
             outputs=found.outputs if outputs is None else outputs,
-            vocabulary=found.vocabulary if vocabulary is None else vocabulary,
+            vocabulary=found.vocabulary if vocabulary is None and inputs is None else vocabulary,
+            inputs=inputs,
         )
     if isinstance(model, str):
-        source = named(model, samples.shape, {"num_classes": num_classes, **arguments})
-        if outputs is not None or vocabulary is not None:
+        source = named(model, samples[0].shape, {"num_classes": num_classes, **arguments})
+        if outputs is not None or vocabulary is not None or inputs is not None:
             raise ModelError(
-                f"outputs= and vocabulary= are for modules of your own; those of {model} are known"
+                f"outputs=, vocabulary= and inputs= are for modules of your own; those of {model} "
+                "are known"
             )
         return _in_both_modes(source, build_fake(source), samples, None)[0]
     if not isinstance(model, nn.Module):
@@ -123,7 +131,7 @@ def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
         return unpack(graph.source.skeleton)
     root = build_fake(graph.source)
     mode = root.eval() if evaluating else root
-    here, traced = _recorded(graph.source, mode, _Samples(graph.input_shape)).described()
+    here, traced = _recorded(graph.source, mode, graph.inputs).described()
     if here.layers != graph.layers:
         raise ModelError(
             f"{graph.source.name} is traced here to other layers ({here.fingerprint}) than the "
@@ -135,7 +143,7 @@ def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
 def _in_both_modes(
     source: Source,
     root: nn.Module,
-    samples: "_Samples",
+    samples: tuple[Input, ...],
     roles: "Roles | None",
     constants: dict[str, Tensor] | None = None,
 ) -> tuple[Graph, torch.fx.GraphModule, torch.fx.GraphModule]:
@@ -146,6 +154,7 @@ def _in_both_modes(
     alike = training.operations() == evaluating.operations()
     graph, traced = training.described(constants)
     if alike:
+        _refuse_unread(graph)
         return graph, traced, traced
     evaluation, apart = evaluating.described(constants)
     shapes = [g[g.outputs[0]].output_shape for g in (graph, evaluation)]
@@ -154,15 +163,20 @@ def _in_both_modes(
             f"{source.name} predicts {shapes[0]} for each sample in training and {shapes[1]} in "
             "evaluation; both are to be the same scores"
         )
-    return replace(graph, evaluation=evaluation), traced, apart
+    graph = replace(graph, evaluation=evaluation)
+    _refuse_unread(graph)
+    return graph, traced, apart
 
 
-@dataclass(frozen=True)
-class _Samples:
-    """What a model reads: the shape of one sample, and the number of tokens of token ids."""
-
-    shape: tuple[int, ...]
-    vocabulary: int | None = None
+def _refuse_unread(graph: Graph) -> None:
+    """Checks that a layer reads each named input, in training or in evaluation."""
+    modes = (graph,) if graph.evaluation is None else (graph, graph.evaluation)
+    for source, one in graph.sources.items():
+        if one.name and not any(mode.consumers[source] for mode in modes):
+            raise TraceError(
+                f"{graph.source.name}: nothing that is returned depends on {one.name!r}, which is "
+                "declared as an input: leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -180,7 +194,7 @@ class _Recorded:
 
     source: Source
     root: nn.Module
-    samples: _Samples
+    samples: tuple[Input, ...]
     roles: "Roles | None"
     nodes: torch.fx.Graph
     tracer: ValueTracer
@@ -205,7 +219,8 @@ class _Recorded:
         Raises the explained `TraceError` of an operation that is refused.
         """
         try:
-            show_independence(self.nodes, self.root, constants, self.samples.vocabulary)
+            inputs = dict(zip(self.tracer.inputs, self.samples, strict=True))
+            show_independence(self.nodes, self.root, constants, inputs)
             roles = keep_outputs(self.nodes, self.roles, training=self.root.training)
             drop_unused(self.nodes, self.root)
             if self.root.training:
@@ -218,14 +233,9 @@ class _Recorded:
             raise explained(error, self.source.name, None) from None
         for node in self.nodes.nodes:
             node.meta.clear()  # the fake values belong to this trace alone
-        graph = Graph(self.source, self.samples.shape, 0, layers, outputs, roles)
+        graph = Graph(self.source, self.samples, 0, layers, outputs, roles)
         classes = graph[outputs[0]].output_shape[-1]
-        graph = replace(
-            graph,
-            num_classes=classes,
-            vocabulary=self.samples.vocabulary,
-            least_batch=self.tracer.least_batch,
-        )
+        graph = replace(graph, num_classes=classes, least_batch=self.tracer.least_batch)
         name = type(self.root).__name__
         traced = torch.fx.GraphModule(self.root, self.nodes, class_name=name)
         self._add_unread_names(graph, traced)
@@ -245,10 +255,10 @@ class _Recorded:
 def _recorded(
     source: Source,
     root: nn.Module,
-    samples: _Samples,
+    samples: tuple[Input, ...],
     roles: "Roles | None" = None,
 ) -> _Recorded:
-    tracer = ValueTracer(samples.shape, samples.vocabulary)
+    tracer = ValueTracer(samples)
     try:
         nodes = tracer.trace_structure(root)
         find_self_attention(nodes, root, tracer.root)
@@ -260,21 +270,6 @@ def _recorded(
         raise explained(error, source.name, tracer.failed_in) from None
     roles = known_roles(nodes) if source.kind == "torchvision" else roles
     return _Recorded(source, root, samples, roles, nodes, tracer)
-
-
-def _shape(given: tuple[int, ...]) -> tuple[int, ...]:
-    shape = tuple(given)
-    if not shape or not all(isinstance(length, int) and length > 0 for length in shape):
-        raise ModelError(
-            f"input_shape is one sample's shape without the batch, such as (3, 32, 32), got {given}"
-        )
-    return shape
-
-
-def _tokens(given: int | None) -> int | None:
-    if given is not None and (not isinstance(given, int) or given < 1):
-        raise ModelError(f"vocabulary is the number of tokens, 1 or more, got {given!r}")
-    return given
 
 
 Roles = tuple[str, ...] | dict[str, str]

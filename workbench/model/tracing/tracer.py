@@ -6,10 +6,9 @@ the user's code as it is: `x.shape[1] == 3`, `range(x.ndim)` and `for part in x.
 and only what depends on the batch stays symbolic. A wrong shape fails at the user's own line.
 """
 
-import inspect
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any
@@ -40,6 +39,7 @@ from workbench.model.tracing.contexts import Context, Under, autocast_watched
 from workbench.model.tracing.decisions import decided_alike
 from workbench.model.tracing.draws import RecordedDraws, Shapes, dims_of, drawing
 from workbench.model.tracing.failure import Place, is_users
+from workbench.model.tracing.inputs import parameters_of
 from workbench.model.tracing.kept import Pass, attributes_of, show_no_state
 from workbench.model.tracing.patches import (
     RecordedFactories,
@@ -56,6 +56,7 @@ from workbench.model.tracing.rewrites.batch_norms import ExtendedBatchNorms
 from workbench.model.tracing.rewrites.inplace import read_what_was_changed
 from workbench.model.tracing.trials.flops import FlopCounter
 from workbench.model.tracing.trials.gradients import trained_parameters
+from workbench.plan.inputs import Input
 
 _STATE = (
     "a parameter or buffer of the model as it runs, each rank by its own rows: state of the model "
@@ -76,19 +77,20 @@ class ValueTracer(torch.fx.Tracer):
     work).
 
     Args:
-        input_shape: the shape of one sample.
-        vocabulary: the number of tokens, if the input is token ids.
+        given: the inputs; where they have no names there is one, forward's first.
     """
 
     proxy_buffer_attributes = True
 
-    def __init__(self, input_shape: tuple[int, ...], vocabulary: int | None = None) -> None:
+    def __init__(self, given: Sequence[Input]) -> None:
         super().__init__()
-        self.input_shape, self.vocabulary = input_shape, vocabulary
-        self.mode = FakeTensorMode()
-        dtype = torch.float32 if vocabulary is None else torch.int64
+        self.given, self.mode = tuple(given), FakeTensorMode()
         with self.mode:
-            self.inputs = tuple(torch.empty(b, *input_shape, dtype=dtype) for b in BATCHES)
+            self._batches = [
+                tuple(torch.empty(b, *one.shape, dtype=getattr(torch, one.dtype)) for b in BATCHES)
+                for one in self.given
+            ]
+        self.inputs: dict[str, tuple[Tensor, ...]] = {}  # by the names of forward's parameters
         self.names: dict[int, str] = {}
         self.read: dict[str, ValueProxy] = {}
         self.norms = ExtendedBatchNorms()
@@ -109,7 +111,7 @@ class ValueTracer(torch.fx.Tracer):
         graph = recorded.graph
 
         def again(second: nn.Module) -> Pass:
-            return ValueTracer(self.input_shape, self.vocabulary)._recorded(second)
+            return ValueTracer(self.given)._recorded(second)
 
         show_no_state(structure, recorded, again)
         read_what_was_changed(graph, self.root)
@@ -153,8 +155,8 @@ class ValueTracer(torch.fx.Tracer):
         Parameters of the structure that receive no gradient no longer require one.
         """
         with self.mode, by_kernels(), quiet():
-            x = torch.empty_like(self.inputs[0])
-            trained = trained_parameters(graph, self.root, x, self._call)
+            batch = {name: torch.empty_like(few) for name, (few, _) in self.inputs.items()}
+            trained = trained_parameters(graph, self.root, batch, self._call)
         for name, parameter in structure.named_parameters():
             if name not in trained:
                 parameter.requires_grad_(False)
@@ -266,13 +268,13 @@ class ValueTracer(torch.fx.Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
-        names = _inputs(self.root)
-        if len(names) != 1:
-            raise TraceError(
-                f"forward takes {len(names)} inputs ({', '.join(names)}); a model here has one, "
-                "and returns its predictions (the loss is computed outside)"
-            )
-        return root_fn, [self.root, self.create_proxy("placeholder", names[0], (), {})]
+        self.inputs = dict(zip(parameters_of(self.root, self.given), self._batches, strict=True))
+        proxies = [self.create_proxy("placeholder", name, (), {}) for name in self.inputs]
+
+        def by_name(root: nn.Module, *values: Any) -> Any:
+            return root_fn(root, **dict(zip(self.inputs, values, strict=True)))
+
+        return by_name if self.given[0].name else root_fn, [self.root, *proxies]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if type(m).__module__ == "torchvision.ops.stochastic_depth" or is_window_attention(m):
@@ -359,7 +361,7 @@ class ValueTracer(torch.fx.Tracer):
     def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> "_Ran":
         """Runs an operation at both batch sizes."""
         if kind == "placeholder":
-            return _Ran((self.inputs[0], self.inputs[1]))
+            return _Ran(self.inputs[target])
         module = self._module(target) if kind == "call_module" else None
         if isinstance(module, nn.SyncBatchNorm):
             raise TraceError(
@@ -426,7 +428,7 @@ class _Ran:
         drawn: the shapes of the random tensors that it drew, at both batch sizes.
     """
 
-    values: tuple[Any, Any]
+    values: tuple[Any, ...]
     flops: int = 0
     uncounted: bool = False
     drawn: tuple[Shapes, Shapes] = ([], [])
@@ -447,13 +449,6 @@ def _known(first: Any, second: Any) -> bool:
     if isinstance(first, tuple | list):
         return len(first) == len(second) and all(map(_known, first, second))
     return isinstance(first, _KNOWN) and type(first) is type(second) and bool(first == second)
-
-
-def _inputs(root: nn.Module) -> list[str]:
-    parameters = list(inspect.signature(root.forward).parameters.values())
-    plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    required = [p.name for p in plain if p.default is p.empty]
-    return required or [p.name for p in parameters[:1]]
 
 
 def _modes() -> tuple[bool, ...]:

@@ -91,8 +91,10 @@ class TorchData(DataSet):
     """Data sets of your own: any `torch.utils.data.Dataset`, or what reads like one.
 
     A batch is what `collate` makes of samples: the inputs, one tensor [rows, *input_shape], and the
-    targets, a tensor or any nesting of tensors with a row for each sample. A rank reads its own
-    rows only. The order of samples follows from the experiment's seed and the epoch alone.
+    targets, a tensor or any nesting of tensors with a row for each sample. Of a model that reads
+    several inputs they are a mapping by their names, or a tuple in the order in which they were
+    declared. A rank reads its own rows only. The order of samples follows from the experiment's
+    seed and the epoch alone.
 
     While a sample is read, the generators of torch, numpy and Python are seeded by the
     experiment's seed, the epoch and the sample's index: random transforms give the same on any
@@ -116,10 +118,11 @@ class TorchData(DataSet):
     split is its own."""
     collate: OwnObject | None = None
     """Makes a batch of a list of samples; None: torch's `default_collate`."""
-    inputs: str | None = None
-    """Of batches that are mappings, the key of the inputs."""
+    inputs: str | tuple[str, ...] | None = None
+    """Of batches that are mappings, the key of the inputs; or the keys of several, which are the
+    names of forward's parameters."""
     targets: str | None = None
-    """The same for the targets."""
+    """The key of the targets."""
     workers: int = Field(default=0, ge=0)
     """Processes of each rank that read ahead; 0: the rank reads when it needs the rows."""
     samples: Annotated[tuple[int, int] | None, BeforeValidator(_both)] = None

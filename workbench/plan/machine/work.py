@@ -144,10 +144,8 @@ def _reads(graph: Graph, layer: Layer) -> list[tuple[tuple[int, ...], int]]:
     """(shape of one sample, rows for each sample) of every tensor that a layer reads."""
     reads = []
     for name in dict.fromkeys(layer.inputs):
-        if name == "input":
-            reads.append((graph.input_shape, 1))
-        elif graph[name].kind != "size":
-            reads.append((graph[name].output_shape, graph[name].rows))
+        if name in graph.sources or graph[name].kind != "size":
+            reads.append((graph.shape_of(name), graph.rows_of(name)))
     return reads
 
 

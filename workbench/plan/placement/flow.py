@@ -109,7 +109,7 @@ class Placing:
             if choice.group_size > 1
         }
         self.inputs: dict[str, Layout] = {}
-        self.outputs: dict[str, Layout] = {"input": ROWS}
+        self.outputs: dict[str, Layout] = dict.fromkeys(graph.sources, ROWS)
         self.gathered = self._gathered_early()
         self.preferred = self._preferred()
 
@@ -157,7 +157,7 @@ class Placing:
             path: list[Layer] = []
             name = layer.inputs[0]
             best, cut = math.prod(layer.input_shape), 0
-            while name != "input":
+            while name not in self.graph.sources:
                 above = self.graph[name]
                 if above.kind not in UNARY or len(self.graph.consumers[name]) > 1:
                     break
@@ -197,7 +197,7 @@ def read_without_scheme(
             return coming[0]
         return preferred if can_keep(layer, preferred) else ROWS
     if layer.kind in ("add", "mul"):
-        shapes = [_shape(graph, name) for name in layer.inputs]
+        shapes = [graph.shape_of(name) for name in layer.inputs]
         every = (preferred, *coming, ROWS)
         candidates = [layout for layout in every if _shared(layer, shapes, layout)]
         return _least(graph, candidates, layer, coming, preferred)
@@ -235,7 +235,7 @@ def _least(
 
     def elements(target: Layout) -> float:
         there = sum(
-            volume(layout, target, _shape(graph, name))
+            volume(layout, target, graph.shape_of(name))
             for name, layout in zip(layer.inputs, coming, strict=True)
         )
         return there + volume(target, preferred, layer.output_shape)
@@ -253,17 +253,13 @@ def _shared(layer: Layer, shapes: Sequence[tuple[int, ...]], layout: Layout) -> 
     )
 
 
-def _shape(graph: Graph, name: str) -> tuple[int, ...]:
-    return graph.input_shape if name == "input" else graph[name].output_shape
-
-
 @dataclass(frozen=True)
 class Flow:
     """The placements that follow from a plan.
 
     Attributes:
         inputs: the layout in which each layer reads its inputs.
-        outputs: the layout of each layer's output ("input": the model's own input).
+        outputs: the layout of each layer's output, and of the model's own inputs.
         edges: the conversions between each (producer, reader), in order. Readers whose conversions
             start alike share them.
         returns: the conversions after each output of the model.
@@ -333,15 +329,14 @@ def conversions(
             return "partial" if choice.sums_back(outputs[reader.name]) else "same"
         return carried[reader.name] if reader.kind in CARRIES_PARTIAL else "same"
 
-    for name in [*(layer.name for layer in reversed(graph.layers)), "input"]:
+    for name in [*(layer.name for layer in reversed(graph.layers)), *graph.sources]:
         source, names = outputs[name], graph.consumers[name]
         if source is ROWS and all([inputs[reader] is ROWS for reader in names]):
             carried[name] = "same"  # most activations of most plans
             edges.update({(name, reader): () for reader in names})
             continue
-        shape = graph.input_shape if name == "input" else graph[name].output_shape
-        rows = 1 if name == "input" else graph[name].rows
-        may_carry = name != "input" and graph[name].kind in CARRIES_PARTIAL
+        shape, rows = graph.shape_of(name), graph.rows_of(name)
+        may_carry = name not in graph.sources and graph[name].kind in CARRIES_PARTIAL
         may_carry = may_carry and (name not in choices or choices[name].group_size == 1)
         readers = [graph[reader] for reader in names]
         by_target: dict[Layout, list[Layer]] = {}

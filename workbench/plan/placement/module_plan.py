@@ -109,7 +109,7 @@ def module_plan_of(plan: PlanOfModules) -> ModulePlan:
         named = {size: next(n for n, c in split.items() if c.group_size == size) for size in sizes}
         said = ", ".join(f"{name!r} over {size}" for size, name in named.items())
         raise PlanError(f"one mesh dimension has one size, and this plan has {said}; take one")
-    tensors: dict[str, Tensor] = {"input": "rows"}
+    tensors: dict[str, Tensor] = dict.fromkeys(graph.sources, "rows")
     styles = {}
     for layer in graph.layers:
         reads: Tensor = "rows"

@@ -38,7 +38,7 @@ class Tail:
     """The division of a network into head and tail.
 
     Attributes:
-        boundary: the last layer of the head (or "input"), whose rows the group gathers.
+        boundary: the last layer of the head (or an input), whose rows the group gathers.
         group_size: the number of ranks that gather together.
         layers: the names of all layers after the boundary, and of parameters that these read.
     """
@@ -73,7 +73,7 @@ def tail_of(graph: Graph, flow: Flow) -> Tail | None:
             f"gathered those of {boundary!r} over {gather.group_size}"
         )
     tail = Tail(boundary, gather.group_size, _behind(graph, boundary))
-    before = {"input"} if boundary == "input" else _behind(graph, "input") | {"input"}
+    before = frozenset(graph.sources).union(*(_behind(graph, name) for name in graph.sources))
     _check(graph, tail, before)
     return replace(tail, layers=tail.layers | _read_by(graph, tail, before))
 

@@ -103,7 +103,7 @@ class _Alternation:
     def __init__(self, graph: Graph, group_size: int, shares: Shares, grain: int) -> None:
         self.graph, self.group_size, self.grain = graph, group_size, grain
         self.patterns = shares if isinstance(shares, Mapping) else {"*": shares or ()}
-        self.given: dict[str, tuple[int, ...] | None] = {"input": None}
+        self.given: dict[str, tuple[int, ...] | None] = dict.fromkeys(graph.sources)
 
     def choice(self, layer: Layer) -> list[tuple[str, LayerPlan]]:
         """(its name, its choice) of a layer that has one."""

@@ -138,7 +138,7 @@ def alike(one: LayerPlan, other: LayerPlan) -> bool:
 def _fed_by(graph: Graph, layer: Layer) -> str:
     """The layer whose output reaches this one through element-wise layers only."""
     name = layer.inputs[0]
-    while name != "input" and graph[name].kind in ("elementwise", "dropout"):
+    while name not in graph.sources and graph[name].kind in ("elementwise", "dropout"):
         if len(graph.consumers[name]) > 1:
             return name
         name = graph[name].inputs[0]

@@ -184,6 +184,7 @@ _OPERATIONS = {
     **dict.fromkeys(_VIEWS, _VIEW),
     **dict.fromkeys(("cat", "concat", "concatenate", "stack", "roll", "mean", "sum"), _NOTHING),
     **dict.fromkeys(("contiguous", "patch_merging_pad"), _NOTHING),
+    "masked_fill": _NOTHING,  # but its mask, of a byte, which is mostly broadcast
     **dict.fromkeys(("add", "sub"), _PASSED_ON),
     **dict.fromkeys(("mul", "matmul", "bmm", "einsum"), _INPUT),
     **dict.fromkeys(("softmax", "log_softmax"), _OUTPUT),

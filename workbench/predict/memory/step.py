@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from workbench.plan.inputs import sample_bytes
 from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.placement import Shard
 from workbench.predict.memory.gradients import Gradients, ReductionBuffers
@@ -164,8 +165,8 @@ class _Step:
         timeline = self.timeline
         match instruction:
             case Load(rows):
-                sample = int(np.prod(self.program.plan.graph.input_shape))
-                per_row = sample * self.program.input_itemsize + self._labels * _INT64
+                sample = sample_bytes(self.program.plan.graph.inputs, self.program.itemsize)
+                per_row = sample + self._labels * _INT64
                 timeline.make(rows.own * per_row, "data", "input")
             case ZeroGrad(names, every) if every == 1:
                 self.gradients.begin(set(names))

@@ -26,6 +26,7 @@ import numpy as np
 
 from workbench.plan.experiment.experiment import Experiment, Optimizer, Synchronous
 from workbench.plan.graph import Graph
+from workbench.plan.inputs import sample_bytes
 from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.tail import Rounds, RoundsError
 from workbench.plan.plan import Plan
@@ -42,6 +43,7 @@ from workbench.predict.search.space.choices import LocalPlacement, Pin, Shares
 from workbench.predict.search.space.construction import trellis_of
 from workbench.predict.search.space.trellis import Trellis, cheapest_sums
 from workbench.predict.time.duration import load_seconds
+from workbench.program.buckets import BYTES
 from workbench.program.rows import HostLayout, micro_batches
 
 # So many plans are searched completely, however long it takes.
@@ -154,7 +156,7 @@ class PlanSearch:
         """Bytes that every rank holds besides weights: its rows, and its staging."""
         experiment, world = self.question.experiment, self.question.world_size
         rows = np.sum(micro_batches(experiment), axis=0)
-        sample = float(np.prod(self.question.graph.input_shape)) * self.costs.itemsizes["input"]
+        sample = sample_bytes(self.question.graph.inputs, BYTES[experiment.precision])
         hosts = HostLayout.of(world, self.question.machine.ranks_per_host)
         mates = hosts.mates([range(world)]) > 1
         groups = 2  # of gradients and of control
@@ -164,7 +166,7 @@ class PlanSearch:
         """Seconds of loading, of the status all-reduce, and of the fixed cost of every step."""
         experiment, speeds = self.question.experiment, self.costs.speeds
         rows = np.sum(micro_batches(experiment), axis=0)
-        sample = int(np.prod(self.question.graph.input_shape)) * self.costs.itemsizes["input"]
+        sample = sample_bytes(self.question.graph.inputs, BYTES[experiment.precision])
         seconds = load_seconds(rows * sample, speeds) + speeds.each("step_s")
         world = self.question.world_size
         status = speeds.topology(range(world)).all_reduce((3 + world) * 8, "auto", beside=False)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.plan.experiment.experiment import ParameterServer
+from workbench.plan.inputs import sample_bytes
 from workbench.predict.time.duration import Seconds, Speeds, load_seconds, update_seconds
 from workbench.predict.time.events import Call, Event, Script
 from workbench.predict.time.pass_events import LayerTimes, PassEvents
@@ -130,7 +131,7 @@ class _Step:
                 self.updates.own_rule(names, "correct")
 
     def _load(self, rows: Rows) -> None:
-        sample = int(np.prod(self.program.plan.graph.input_shape)) * self.program.input_itemsize
+        sample = sample_bytes(self.program.plan.graph.inputs, self.program.itemsize)
         self.script.work("load", "input", load_seconds(rows.own * sample, self.speeds))
 
     def _passing(self, rows: Rows) -> PassEvents:

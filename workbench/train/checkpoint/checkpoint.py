@@ -26,6 +26,7 @@ from workbench.model.errors import CheckpointError
 from workbench.model.weights.slices import PieceSet, expect
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph
+from workbench.plan.inputs import Input, shown
 from workbench.plan.placement.placement import Shard
 from workbench.store.run_folder import complete_checkpoints
 from workbench.train.checkpoint import folder
@@ -82,10 +83,17 @@ def load(path: Path, graph: Graph) -> Checkpoint:
             f"it also has {', '.join(only[:3])}" if only else "weights agree, operations do not"
         )
         raise CheckpointError(
-            f"{path} is of another model: {meta.model} for inputs {tuple(meta.input_shape)}, not "
-            f"{graph.source.name} for {graph.input_shape} as given; {differ}"
+            f"{path} is of another model: {meta.model} for {_inputs(meta)}, not "
+            f"{graph.source.name} for {shown(graph.inputs)} as given; {differ}"
         )
     return Checkpoint(path, meta.step, reader)
+
+
+def _inputs(meta: folder.Meta) -> str:
+    """The shapes of what the model of a checkpoint reads, as `shown` gives them."""
+    shape = meta.input_shape
+    shapes = shape.items() if isinstance(shape, dict) else [("", shape)]
+    return shown([Input(tuple(each), name=name) for name, each in shapes])
 
 
 def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:

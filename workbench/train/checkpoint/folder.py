@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.files import replacing
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.graph import Graph
 from workbench.plan.value import dump
 from workbench.store.run_folder import META, checkpoint_path, complete_checkpoints
 
@@ -25,7 +26,7 @@ class Meta(BaseModel):
     format: Literal["workbench checkpoint 1"] = "workbench checkpoint 1"
     step: NonNegativeInt
     model: str
-    input_shape: list[int]
+    input_shape: list[int] | dict[str, list[int]]
     fingerprint: str
 
 
@@ -51,11 +52,18 @@ def describe(part: Path, step: int, experiment: Experiment) -> None:
     meta = Meta(
         step=step,
         model=graph.source.name,
-        input_shape=list(graph.input_shape),
+        input_shape=_shapes(graph),
         fingerprint=graph.fingerprint,
     )
     with replacing(part / META) as file:
         file.write_text(dump({"checkpoint": meta.model_dump()}))
+
+
+def _shapes(graph: Graph) -> list[int] | dict[str, list[int]]:
+    """The shape of one sample; of several inputs, of each by its name."""
+    if len(graph.inputs) == 1:
+        return list(graph.input_shape)
+    return {one.name: list(one.shape) for one in graph.inputs}
 
 
 def publish(directory: Path, step: int) -> None:

@@ -60,6 +60,12 @@ _TENTH = 10
 _NO_LIBRARY = ("site-packages", "dist-packages", "test")  # not on every machine
 _REPLACED = 0.25  # of the tokens of a sequence
 _CENTRES_SEED = 1 << 40  # beyond every sample's own seed, which is its number
+_INPUTS_APART = 0x9E3779B1  # of 32 bits, which are all that torch's generator takes of a seed
+
+
+def seed_of(sample: int, part: int = 0) -> int:
+    """The seed of what is drawn for a sample: another one for each of a model's inputs."""
+    return (sample + part * _INPUTS_APART) % (1 << 32) if part else sample
 
 
 class Centres:
@@ -72,17 +78,22 @@ class Centres:
         data: how many samples and classes.
         shape: what the model reads, images or not.
         split: "train" or "test"; the test split has a quarter as many samples, all new.
+        part: the number of the input among the model's.
     """
 
     def __init__(
-        self, data: Synthetic, shape: tuple[int, ...], split: Literal["train", "test"]
+        self,
+        data: Synthetic,
+        shape: tuple[int, ...],
+        split: Literal["train", "test"],
+        part: int = 0,
     ) -> None:
         self.num_classes = data.classes
-        self._shape = shape
+        self._shape, self._part = shape, part
         self._first = 0 if split == "train" else data.samples
         self._length = data.samples if split == "train" else max(1, data.samples // 4)
         coarse = (shape[0], 4, 4) if len(shape) == 3 else shape
-        generator = torch.Generator().manual_seed(_CENTRES_SEED)
+        generator = torch.Generator().manual_seed(seed_of(_CENTRES_SEED, part))
         self._centres = torch.randn(data.classes, *coarse, generator=generator)
 
     def __len__(self) -> int:
@@ -92,7 +103,8 @@ class Centres:
         """Images and labels of these rows, the same in every epoch."""
         images, generator = torch.empty(len(indices), *self._shape), torch.Generator()
         for image, index in zip(images, indices.tolist(), strict=True):
-            image.normal_(generator=generator.manual_seed(self._first + index))
+            seed = seed_of(self._first + index, self._part)
+            image.normal_(generator=generator.manual_seed(seed))
         labels = indices % self.num_classes
         centres = self._centres[labels]
         if len(self._shape) == 3:
@@ -110,6 +122,7 @@ class Sequences:
         shape: the shape of one sample.
         split: "train" or "test"; the test split has a quarter as many samples, all new.
         vocabulary: the number of tokens.
+        part: the number of the input among the model's.
         per_token: whether labels are the next tokens.
     """
 
@@ -119,16 +132,17 @@ class Sequences:
         shape: tuple[int, ...],
         split: Literal["train", "test"],
         vocabulary: int,
+        part: int = 0,
         *,
         per_token: bool = False,
     ) -> None:
         self.num_classes = None if per_token else data.classes
         self._classes, self._per_token = data.classes, per_token
         shape = (*shape[:-1], shape[-1] + 1) if per_token else shape
-        self._shape, self._vocabulary = shape, vocabulary
+        self._shape, self._vocabulary, self._part = shape, vocabulary, part
         self._first = 0 if split == "train" else data.samples
         self._length = data.samples if split == "train" else max(1, data.samples // 4)
-        generator = torch.Generator().manual_seed(_CENTRES_SEED)
+        generator = torch.Generator().manual_seed(seed_of(_CENTRES_SEED, part))
         self._of_class = torch.randint(vocabulary, (data.classes, *shape), generator=generator)
 
     def __len__(self) -> int:
@@ -140,7 +154,7 @@ class Sequences:
         generator = torch.Generator()
         labels = indices % self._classes
         for row, index, label in zip(tokens, indices.tolist(), labels.tolist(), strict=True):
-            generator.manual_seed(self._first + index)
+            generator.manual_seed(seed_of(self._first + index, self._part))
             others = torch.randint(self._vocabulary, self._shape, generator=generator)
             replaced = torch.rand(self._shape, generator=generator) < _REPLACED
             row.copy_(torch.where(replaced, others, self._of_class[label]))

@@ -55,13 +55,13 @@ class MicroBatch:
     Attributes:
         rows: the rows of every rank.
         first_row: the index of rank 0's first row in the step's global batch.
-        inputs: [own rows, *input_shape].
+        inputs: of each of the model's inputs [own rows, *its shape].
         targets: a tensor [own rows, ...], or a nesting of such.
     """
 
     rows: tuple[int, ...]
     first_row: int
-    inputs: Tensor
+    inputs: tuple[Tensor, ...]
     targets: Any
 
 
@@ -161,11 +161,19 @@ def _has_workers(data: Dataset) -> bool:
     return isinstance(data, OwnSamples) and data.workers > 0
 
 
-def moved(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
+def moved(batch: Batch, device: torch.device, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Any]:
     """Inputs and targets on a device; inputs of floating point in this type, targets at least."""
     inputs, targets = batch
-    inputs = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
-    return inputs, tree_map(lambda each: as_wide(each, dtype).to(device), targets)
+    there = tuple(
+        each.to(device, dtype) if each.is_floating_point() else each.to(device)
+        for each in listed(inputs)
+    )
+    return there, tree_map(lambda each: as_wide(each, dtype).to(device), targets)
+
+
+def listed(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """All inputs of a batch, also where there is one."""
+    return (inputs,) if isinstance(inputs, Tensor) else inputs
 
 
 def as_wide(target: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,16 +3,21 @@
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, default_collate
 
 from workbench.plan.experiment.task import TorchData, is_iterated, made
 from workbench.plan.extension.own import Own
+from workbench.plan.inputs import Input
 from workbench.train.data.reading import EVALUATION, DataError, Indexed, Key, Streamed
 
-Batch = tuple[Tensor, Any]
-"""Inputs [rows, *input_shape] and targets."""
+Inputs = Tensor | tuple[Tensor, ...]
+"""Of each of the model's inputs [rows, *its shape]; of a model that reads one, that tensor."""
+
+Batch = tuple[Inputs, Any]
+"""Inputs and targets."""
 
 
 class OwnSamples:
@@ -21,9 +26,8 @@ class OwnSamples:
     Args:
         value: the data sets.
         split: "train" or "test".
-        shape: the shape of one of the model's samples.
+        inputs: what the model reads.
         seed: the experiment's.
-        vocabulary: the number of tokens, if the model reads token ids.
 
     Raises:
         DataError: there is no such split, or it has no samples.
@@ -36,18 +40,16 @@ class OwnSamples:
         self,
         value: TorchData,
         split: Literal["train", "test"],
-        shape: tuple[int, ...],
+        inputs: Sequence[Input],
         seed: int,
-        vocabulary: int | None = None,
     ) -> None:
-        self._vocabulary = vocabulary
         given = value.train if split == "train" else value.test
         if given is None:
             raise DataError(f"{value!r} has no {split} split")
-        self.name, self.workers, self._shape = f"{split} data {given}", value.workers, shape
+        self.name, self.workers, self._inputs = f"{split} data {given}", value.workers, inputs
         self._samples = self._reading(value, given, split, seed)
         collate = default_collate if value.collate is None else value.collate.loaded
-        self._collate = _Collated(collate, value.inputs, value.targets, self.name)
+        self._collate = _Collated(collate, value.inputs, value.targets, inputs, self.name)
         self._empty: Batch | None = None
 
     def _reading(
@@ -124,33 +126,14 @@ class OwnSamples:
             inputs, targets = self._fitting(
                 self._collate(self._samples.__getitems__([(EVALUATION, 0)])), 1
             )
-            self._empty = inputs[:0], tree_map(lambda each: each[:0], targets)
+            self._empty = tree_map(lambda each: each[:0], (inputs, targets))
         return self._empty
-
-    def _check_tokens(self, inputs: Tensor) -> None:
-        whole = not (inputs.is_floating_point() or inputs.is_complex())
-        if self._vocabulary is None:
-            return
-        if not whole:
-            raise DataError(
-                f"{self.name}: the inputs are {inputs.dtype}, and the model reads token ids, whole "
-                "numbers"
-            )
-        if inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) < self._vocabulary:
-            wrong = inputs.max() if inputs.max() >= self._vocabulary else inputs.min()
-            raise DataError(
-                f"{self.name}: token {int(wrong)} is not in the model's vocabulary, 0 to "
-                f"{self._vocabulary - 1}; trace the model with vocabulary= of the tokenizer"
-            )
 
     def _fitting(self, batch: Batch, rows: int) -> Batch:
         inputs, targets = batch
-        if tuple(inputs.shape) != (rows, *self._shape):
-            raise DataError(
-                f"{self.name}: the inputs of {rows} samples have shape {tuple(inputs.shape)}, and "
-                f"the model reads {(rows, *self._shape)}"
-            )
-        self._check_tokens(inputs)
+        given = (inputs,) if isinstance(inputs, Tensor) else inputs
+        for one, values in zip(self._inputs, given, strict=True):
+            self._check_input(one, values, rows)
         for target in tree_flatten(targets)[0]:
             if not isinstance(target, Tensor) or target.shape[:1] != (rows,):
                 found = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
@@ -159,6 +142,42 @@ class OwnSamples:
                     f"got {found}; a collate function can make them"
                 )
         return inputs, targets
+
+    def _check_input(self, one: Input, values: Tensor, rows: int) -> None:
+        """Checks shape, kind and range of an input."""
+        named = f"inputs {one.name!r}" if one.name else "inputs"
+        if tuple(values.shape) != (rows, *one.shape):
+            raise DataError(
+                f"{self.name}: the {named} of {rows} samples have shape {tuple(values.shape)}, and "
+                f"the model reads {(rows, *one.shape)}"
+            )
+        whole = not (values.is_floating_point() or values.is_complex())
+        masks = values.dtype == torch.bool
+        if one.vocabulary is not None and (masks or not whole):
+            raise DataError(
+                f"{self.name}: the {named} are {values.dtype}, and the model reads token ids, "
+                "whole numbers"
+            )
+        if one.dtype == "bool" and not masks:
+            raise DataError(
+                f"{self.name}: the {named} are {values.dtype}, and the model reads a mask: "
+                "torch.bool, as x != 0 gives"
+            )
+        if one.is_real and one.name and whole:
+            raise DataError(
+                f"{self.name}: the {named} are {values.dtype}, and the model reads real numbers: "
+                "x.float() gives them; or trace it with Input(shape, vocabulary=...) there"
+            )
+        if one.vocabulary is None or not values.numel():
+            return
+        least, most = int(values.min()), int(values.max())
+        if not 0 <= least <= most < one.vocabulary:
+            wrong = most if most >= one.vocabulary else least
+            of = f" of {one.name!r}" if one.name else ""
+            raise DataError(
+                f"{self.name}: token {wrong}{of} is not in the model's vocabulary, 0 to "
+                f"{one.vocabulary - 1}; trace the model with vocabulary= of the tokenizer"
+            )
 
 
 def _opened(given: Own, split: Literal["train", "test"]) -> Any:
@@ -192,19 +211,23 @@ class _Collated:
 
     Args:
         collate: the user's own function, or torch's.
-        inputs: the key of the inputs, where batches are mappings; None: they are pairs.
-        targets: the same for the targets.
+        inputs: the key of the inputs, where batches are mappings, or of each of several; None: they
+            are pairs.
+        targets: the key of the targets.
+        read: what the model reads.
         name: what the data is called in errors.
     """
 
     def __init__(
         self,
         collate: Callable[[list[Any]], Any],
-        inputs: str | None,
+        inputs: str | tuple[str, ...] | None,
         targets: str | None,
+        read: Sequence[Input],
         name: str,
     ) -> None:
-        self._collate, self._keys, self._name = collate, (inputs, targets), name
+        self._collate, self._inputs, self._targets = collate, inputs, targets
+        self._read, self._name = read, name
 
     def __call__(self, samples: list[Any]) -> Batch:
         try:
@@ -215,23 +238,55 @@ class _Collated:
                 f"{type(error).__name__}: {error}"
             ) from error
         inputs, targets = self._pair(batch)
-        if not isinstance(inputs, Tensor):
+        return self._in_order(inputs), targets
+
+    def _in_order(self, inputs: Any) -> Inputs:
+        """The inputs in the model's order.
+
+        Raises:
+            DataError: they are not those that it reads.
+        """
+        names = [one.name for one in self._read]
+        if isinstance(inputs, Mapping) and names != [""]:
+            keys = list(map(str, inputs))
+            if set(keys) != set(names):
+                raise DataError(
+                    f"{self._name}: the inputs of a batch are {', '.join(sorted(keys))}, and the "
+                    f"model reads {', '.join(names)}: a collate function can leave out, and "
+                    "wb.trace(module, inputs={...}) declares"
+                )
+            found = [inputs[name] for name in names]
+        elif isinstance(inputs, tuple | list) and len(inputs) == len(names) > 1:
+            found = list(inputs)
+        else:
+            found = [inputs]
+        if len(found) != len(names):
             raise DataError(
-                f"{self._name}: the inputs of a batch are one tensor, got {type(inputs).__name__}; "
-                "a transform or a collate function can make it"
+                f"{self._name}: the model reads {', '.join(names)}, and the inputs of a batch are "
+                f"{_described(inputs)}: a mapping with these keys is wanted, or a tuple in this "
+                "order"
             )
-        return inputs, targets
+        for each in found:
+            if not isinstance(each, Tensor):
+                raise DataError(
+                    f"{self._name}: the inputs of a batch are one tensor, or one for each that the "
+                    f"model reads, got {_described(each)}; a transform or a collate function can "
+                    "make it"
+                )
+        return found[0] if len(found) == 1 else tuple(found)
 
     def _pair(self, batch: Any) -> tuple[Any, Any]:
-        first, second = self._keys
+        keys, target = self._inputs, self._targets
+        wanted = [*((keys,) if isinstance(keys, str) else keys or ()), target]
         if isinstance(batch, Mapping):
-            if first not in batch or second not in batch:
+            if keys is None or any(key not in batch for key in wanted):
                 raise DataError(
                     f"{self._name}: batches are mappings with the keys {sorted(map(str, batch))}; "
-                    f"inputs and targets must be two of them, got {first!r} and {second!r}"
+                    f"inputs and targets must be two of them, got {keys!r} and {target!r}"
                 )
-            return batch[first], batch[second]
-        if first is not None or not isinstance(batch, Sequence) or len(batch) != 2:
+            inputs = batch[keys] if isinstance(keys, str) else {key: batch[key] for key in keys}
+            return inputs, batch[target]
+        if keys is not None or not isinstance(batch, Sequence) or len(batch) != 2:
             raise DataError(
                 f"{self._name}: a batch is (inputs, targets), or a mapping whose keys are given by "
                 f"inputs= and targets=, got {type(batch).__name__}"
@@ -239,3 +294,9 @@ class _Collated:
                 + "; collate= can make it, say inputs, (targets, weights)"
             )
         return batch[0], batch[1]
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__

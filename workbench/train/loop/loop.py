@@ -7,7 +7,7 @@ look for the layer that first gave one.
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,16 +48,16 @@ from workbench.train.resharding import resharded_bytes, under
 from workbench.train.trace.traces import Traces
 
 
-def first_bad_layer(model: CutModel, images: Tensor, world: Group) -> str:
+def first_bad_layer(model: CutModel, inputs: Sequence[Tensor], world: Group) -> str:
     """Runs the forward pass once more and names the first layer with a NaN or infinity.
 
-    It is "the data" where the images have one, and "the loss" where every layer gives numbers.
+    It is "the data" where the inputs have one, and "the loss" where every layer gives numbers.
     Every rank takes part, since the forward pass communicates; all get the same answer.
     """
     nodes = list(model.traced.graph.nodes)
     watch = _Watch(model.traced)
     with torch.no_grad():
-        watch.run(images)
+        watch.run(*inputs)
     mine = len(nodes) if watch.first is None else nodes.index(watch.first)
     every = all_gather(torch.tensor([mine]), Shard(0, (1,) * world.size), world, layer="blame")
     first = int(every.min())

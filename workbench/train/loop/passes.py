@@ -167,7 +167,7 @@ class WholePass:
             batch = run.batches[index]
             model.context.set(batch.rows, first_row=batch.first_row, step=run.step)
             with precision():
-                run.returned = model(batch.inputs)
+                run.returned = model(*batch.inputs)
 
         return forward
 
@@ -223,7 +223,7 @@ class RoundsPass:
             batch = run.batches[micro_batch]
             context.set(batch.rows, first_row=batch.first_row, step=run.step)
             with precision():
-                boundary = run.boundary = parted.compute_head(batch.inputs)
+                boundary = run.boundary = parted.compute_head(*batch.inputs)
             run.gradient = torch.empty_like(boundary) if parted.learns else None
             run.parts = [parted.part(boundary, brought, context) for brought in rounds]
             run.rounds = []

@@ -313,7 +313,7 @@ def evaluate(
             whole.context.set(rows, first_row=first, step=NO_STEP)
             start, own = first + sum(rows[: world.rank]), rows[world.rank]
             inputs, targets = moved(data.batch(torch.arange(start, start + own)), device, dtype)
-            totals += scoring.of_model(whole, whole(inputs), targets, own)
+            totals += scoring.of_model(whole, whole(*inputs), targets, own)
     model.train()
     totals = all_reduce(totals, world, layer="evaluation")
     return scoring.figures(totals, len(data))

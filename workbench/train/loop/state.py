@@ -20,7 +20,7 @@ from workbench.plan.plan import Plan
 from workbench.program.step import program_of
 from workbench.train.checkpoint.checkpoint import in_flight, load, restore
 from workbench.train.checkpoint.in_flight import restore_residuals
-from workbench.train.data.opening import Dataset, open_data
+from workbench.train.data.opening import Dataset, open_for
 from workbench.train.loop.memory import Held
 from workbench.train.loop.objective import StepLoss, step_loss
 from workbench.train.loop.own_loss import OwnLoss
@@ -205,13 +205,11 @@ class RankState:
 
 def _splits(experiment: Experiment) -> tuple[Dataset, Dataset | None]:
     """What is trained on, and what is evaluated on, if there is such a split."""
-    data, graph = experiment.data, experiment.plan.graph
-    model = graph.input_shape, graph.num_classes
-    more = experiment.seed, graph.vocabulary, graph.scores_tokens
-    train = open_data(data, *model, "train", *more)
+    data, graph, seed = experiment.data, experiment.plan.graph, experiment.seed
+    train = open_for(graph, data, "train", seed)
     if isinstance(data, TorchData) and data.test is None:
         return train, None
-    return train, open_data(data, *model, "test", *more)
+    return train, open_for(graph, data, "test", seed)
 
 
 def _objective(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.inputs import sample_bytes
 from workbench.plan.machine.work import Work, work_of
 from workbench.plan.plan import Plan
 from workbench.train.data.feed import MicroBatch, moved
@@ -206,15 +207,14 @@ class _Measuring:
         mean *= in_layers / max(float(counts @ whole), 1e-12)
         besides = step_s - load_s - update_s - in_layers
         graph = state.model.plan.graph
-        sample = int(np.prod(graph.input_shape))
-        itemsize = (state.stepper.dtype if graph.vocabulary is None else torch.int64).itemsize
+        sample = sample_bytes(graph.inputs, state.stepper.dtype.itemsize)
         return LayersMeasured(
             self.rows,
             np.concatenate([mean, error[:, None]], axis=1).astype(np.float32),
             load_s,
             update_s,
             besides,
-            self.rows * sample * itemsize,
+            self.rows * sample,
             sum(parameter.nbytes for parameter in state.model.trainable().values()),
             len(seen.layers),
             np.stack(seen.parts[-_KEPT:]).astype(np.float32),

@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 from workbench.comm.groups.world import RankConfig, World
 from workbench.model.build import build_fake, with_tensors
+from workbench.model.tracing.inputs import called_whole
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.machine.work import local_shape, work_of
@@ -167,7 +168,10 @@ def _with_channels_innermost(root: nn.Module, graph: Graph) -> set[str]:
     for path, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
             module.register_forward_pre_hook(lambda _, given, path=path: note(path, given))
-    dtype = torch.float32 if graph.vocabulary is None else torch.int64
+    rows = max(2, graph.least_batch)
     with mode, torch.no_grad():
-        model(torch.empty(max(2, graph.least_batch), *graph.input_shape, dtype=dtype))
+        batch = [
+            torch.empty(rows, *one.shape, dtype=getattr(torch, one.dtype)) for one in graph.inputs
+        ]
+        called_whole(model, graph.inputs, batch)
     return found

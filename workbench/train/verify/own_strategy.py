@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.comm.groups.world import RankConfig, World
+from workbench.model.tracing.inputs import called_whole
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.strategy import Strategy
 from workbench.plan.placement.placement import Shard, apportion
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint.saver import Saver, parts
-from workbench.train.data.feed import rows_of_step
-from workbench.train.data.opening import open_data
+from workbench.train.data.feed import listed, rows_of_step
+from workbench.train.data.opening import open_for
 from workbench.train.loop.loop import agree
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.resharding import under
@@ -193,10 +194,7 @@ class _Replicas:
         self.flying: deque[tuple[list[Tensor], list[Tensor]]] = deque()
         self.added: list[Tensor] = []
         self.since = [0] * world
-        graph, data = experiment.plan.graph, experiment.data
-        self.data = open_data(
-            data, graph.input_shape, graph.num_classes, "train", vocabulary=graph.vocabulary
-        )
+        self.data = open_for(experiment.plan.graph, experiment.data, "train")
 
     def trained(self) -> Weights:
         """All steps, and the averaging that a run ends with."""
@@ -223,7 +221,9 @@ class _Replicas:
     def _gradients(self, model: nn.Module, order: Tensor) -> list[Tensor]:
         """Those of a sum over rows."""
         inputs, targets = self.data.batch(order)
-        loss = F.cross_entropy(model(inputs.double()), targets, reduction="sum")
+        batch = [x.double() if x.is_floating_point() else x for x in listed(inputs)]
+        scores = called_whole(model, self.experiment.plan.graph.inputs, batch)
+        loss = F.cross_entropy(scores, targets, reduction="sum")
         return list(torch.autograd.grad(loss, list(model.parameters())))
 
     def _order(self, step: int) -> Tensor:

@@ -27,14 +27,15 @@ from workbench.layers.context import BatchContext
 from workbench.layers.draws import PlacedDraws
 from workbench.model.build import build_fake
 from workbench.model.tracing.draws import drawing
+from workbench.model.tracing.inputs import called_whole
 from workbench.model.weights.files import write_tensors
 from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import Experiment, TorchData
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.plan import Plan
 from workbench.program.rows import micro_batches
-from workbench.train.data.feed import epoch_of, rows_of_step
-from workbench.train.data.opening import open_data, order_seed
+from workbench.train.data.feed import epoch_of, listed, rows_of_step
+from workbench.train.data.opening import open_for, order_seed
 from workbench.train.loop.objective import AUXILIARY_WEIGHT
 from workbench.train.loop.scoring import NO_STEP, own_score
 from workbench.train.strategies.remembered import (
@@ -290,16 +291,16 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
     decay = experiment.ema or 0.0
     averages = {name: p.detach().clone() for name, p in trained.items() if decay}
     graph = plan.graph
-    shape, classes, seed = graph.input_shape, graph.num_classes, experiment.seed
-    of_tokens = graph.vocabulary, graph.scores_tokens
-    data = open_data(experiment.data, shape, classes, "train", seed, *of_tokens)
+    seed = experiment.seed
+    data = open_for(graph, experiment.data, "train", seed)
     loss = _loss_of(experiment, dtype)
     found: dict[str, Tensor] = {}
     for step in range(experiment.steps):
         order = rows_of_step(len(data), experiment.batch_size, order_seed(data, seed), step)
         inputs, targets = data.batch(order, epoch_of(len(data), experiment.batch_size, step))
         counts = [sum(rows) for rows in micro_batches(experiment, len(order))]
-        outputs = _outputs(model, _as(inputs, dtype), counts, context, step)
+        batch = [_as(each, dtype) for each in listed(inputs)]
+        outputs = _outputs(model, graph, batch, counts, context, step)
         optimizer.zero_grad()
         loss(outputs, _widened(targets, dtype)).backward()
         if step == 0:
@@ -332,14 +333,19 @@ def _trained(experiment: Experiment, weights: Path, dtype: torch.dtype) -> dict[
 
 
 def _outputs(
-    model: nn.Module, inputs: Tensor, counts: Sequence[int], context: BatchContext, step: int
+    model: nn.Module,
+    graph: Graph,
+    inputs: Sequence[Tensor],
+    counts: Sequence[int],
+    context: BatchContext,
+    step: int,
 ) -> tuple[Tensor, ...]:
     """What the model gives for a batch; it sees micro-batches of so many rows one by one."""
     found, first = [], 0
-    for part in inputs.split(list(counts)):
-        context.set((len(part),), first_row=first, step=step)
-        found.append(trained_on(model(part)))
-        first += len(part)
+    for rows, *parts in zip(counts, *(each.split(list(counts)) for each in inputs), strict=True):
+        context.set((rows,), first_row=first, step=step)
+        found.append(trained_on(called_whole(model, graph.inputs, parts)))
+        first += rows
     return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
 
@@ -440,16 +446,15 @@ def _evaluated(
         model = _whole(experiment.plan, graph.evaluation, weights, context, dtype)
         for name, tensor in _tensors(model).items():
             tensor.copy_(trained[name])
-    shape, classes = graph.input_shape, graph.num_classes
-    of_tokens = graph.vocabulary, graph.scores_tokens
-    data = open_data(value, shape, classes, "test", experiment.seed, *of_tokens)
+    data = open_for(graph, value, "test", experiment.seed)
     rows = min(len(data), experiment.batch_size)
     inputs, targets = data.batch(torch.arange(rows))
     targets = _widened(targets, dtype)
     context.set((rows,), step=NO_STEP)
     model.eval()
     with torch.no_grad():
-        outputs = trained_on(model(_as(inputs, dtype)))
+        batch = [_as(each, dtype) for each in listed(inputs)]
+        outputs = trained_on(called_whole(model, graph.inputs, batch))
         if experiment.loss is None:
             outputs = outputs[:1]  # auxiliary heads are for training
         found = {"loss": loss(outputs, targets).double()}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Replicate, Shard
 from workbench.train.data.opening import Dataset
+from workbench.train.data.own_samples import Batch
 from workbench.train.data.reading import EVALUATION
 from workbench.train.loop.objective import average_statistics, own_rows
 from workbench.train.loop.scoring import evaluate
@@ -175,7 +176,7 @@ class _First:
     def __len__(self) -> int:
         return min(self._length, len(self._data))
 
-    def batch(self, indices: Tensor, epoch: int = EVALUATION) -> tuple[Tensor, Any]:
+    def batch(self, indices: Tensor, epoch: int = EVALUATION) -> Batch:
         return self._data.batch(indices, epoch)
 
 

@@ -136,7 +136,7 @@ def options_of(world_size: int) -> list[int]:
 def _affected(plan: Plan, layers: Sequence[str], field: str, value: Any) -> list[str]:
     """The layers for which an edit means something; of a single one that is left to the plan."""
     for name in layers:
-        if name not in plan.graph.consumers or name == "input":
+        if name not in plan.graph.consumers or name in plan.graph.sources:
             raise PlanError(unknown("layer", str(name), [x.name for x in plan.graph.layers]))
     if len(layers) == 1:
         return list(layers)

@@ -6,7 +6,7 @@ that the model returns. A parameter without a gradient then has none in training
 and all ranks must do the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ Call = Callable[[str, Any, Any, Any], Any]
 
 
 def trained_parameters(
-    graph: torch.fx.Graph, root: nn.Module, x: Tensor, call: Call
+    graph: torch.fx.Graph, root: nn.Module, batch: Mapping[str, Tensor], call: Call
 ) -> frozenset[str]:
     """The names of the parameters that receive a gradient, with all names of tied ones.
 
@@ -33,7 +33,7 @@ def trained_parameters(
     Args:
         graph: the traced graph of a `ValueTracer`.
         root: the module that it was recorded from, with fake tensors.
-        x: a fake batch.
+        batch: a fake batch of each input, by the name of forward's parameter.
         call: a function that runs an operation: (kind, target, arguments, keyword arguments) ->
             value.
 
@@ -42,7 +42,7 @@ def trained_parameters(
     """
     reached: set[Node] = set()
     with torch.enable_grad():
-        returned = [y for y in _run(graph, x, call, reached) if y.requires_grad]
+        returned = [y for y in _run(graph, batch, call, reached) if y.requires_grad]
         if returned:
             _back(returned)
     for node in graph.nodes:
@@ -51,14 +51,16 @@ def trained_parameters(
     return frozenset(name for name, parameter in named if parameter.grad is not None)
 
 
-def _run(graph: torch.fx.Graph, x: Tensor, call: Call, reached: set[Node]) -> list[Tensor]:
+def _run(
+    graph: torch.fx.Graph, batch: Mapping[str, Tensor], call: Call, reached: set[Node]
+) -> list[Tensor]:
     """The model's outputs; a backward pass from them records the nodes that it reaches."""
     values: dict[Node, Any] = {}
     for node in graph.nodes:
         if node.op == "output":
             return tensors(map_arg(node.args, values.__getitem__))
         if node.op == "placeholder":
-            values[node] = x
+            values[node] = batch[str(node.target)]
             continue
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         values[node] = pytree.tree_map(_apart, call(node.op, node.target, args, kwargs))

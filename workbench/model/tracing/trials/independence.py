@@ -25,7 +25,8 @@ The backward pass of an operation is tried as well (`backward.py`).
 
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +61,7 @@ from workbench.model.tracing.trials.probe import (
     has_rows,
     of_samples,
 )
+from workbench.plan.inputs import Input
 
 _MANY = BATCH * 6
 _MOVED = ((0, CHANGED, 2), (0, NAN, 2))
@@ -84,7 +86,7 @@ def show_independence(
     graph: torch.fx.Graph,
     root: nn.Module,
     constants: dict[str, Tensor] | None = None,
-    vocabulary: int | None = None,
+    inputs: Mapping[str, Input] = MappingProxyType({}),
 ) -> None:
     """Tries every operation that could mix samples, and finds the fewest rows that each takes.
 
@@ -95,12 +97,12 @@ def show_independence(
         root: the module that was traced.
         constants: the values of parameters and buffers that hold integers, such as indices, by
             name; missing ones are taken to be zeros.
-        vocabulary: the number of tokens, if the input is token ids.
+        inputs: what the model reads, by the names of forward's parameters.
 
     Raises:
         OperationError: an operation mixes samples, or cannot be tried.
     """
-    trials = _Trials(Traced(root, constants or {}, vocabulary))
+    trials = _Trials(Traced(root, constants or {}, inputs))
     returned = next(node for node in graph.nodes if node.op == "output").all_input_nodes
     with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of made-up values

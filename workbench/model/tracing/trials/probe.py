@@ -6,7 +6,7 @@ the number of samples (`torch.arange(len(x))`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from workbench.model.build import with_tensors
 from workbench.model.tracing.batch import BATCHES, called, shape_for, tensors
 from workbench.model.tracing.draws import Draws, drawing, placed_bits
+from workbench.plan.inputs import Input
 
 Samples = tuple[int, ...]
 
@@ -82,7 +83,7 @@ class Traced:
     Attributes:
         root: the module that was traced.
         constants: the values of parameters and buffers that hold integers.
-        vocabulary: the number of tokens, if the input is token ids.
+        inputs: what the model reads, by the names of forward's parameters.
         kinds: the kinds of nodes that are neither inputs nor parameters.
         varies: whether each node depends on the number of samples and on no sample.
         noise: the source of random numbers.
@@ -90,7 +91,7 @@ class Traced:
 
     root: nn.Module
     constants: dict[str, Tensor]
-    vocabulary: int | None = None
+    inputs: Mapping[str, Input]
     kinds: dict[Node, str] = field(default_factory=dict)
     varies: dict[Node, bool] = field(default_factory=dict)
     noise: Noise = field(default_factory=Noise)
@@ -208,22 +209,25 @@ class Probe:
                 )
             return self._made[node]
         if node not in self._made:
-            rows, *shape = shape_for((small, large), 1)
-            if self.traced.vocabulary is not None and not small.is_floating_point():
-                drawn = self.traced.noise.values((5, rows, *shape), torch.float64, "positive")
-                made = (drawn * self.traced.vocabulary).long()
-                made[2].view(-1)[0] = self.traced.vocabulary - 1  # which every table has to have
-                self._made[node] = made
-                return of_samples(made, samples).flatten(0, 1)
-            made = self.traced.noise.values((5, rows, *shape), small.dtype, self.draw.kind)
-            if self.draw.kind == "normal":
-                made[CHANGED].mul_(3).add_(1)
-            elif self.draw.kind == "binary":
-                made[CHANGED] = 1 - made[1]
-            made[NAN] = math.nan
-            self._made[node] = made
+            self._made[node] = self._of_each_sample(node, tuple(shape_for((small, large), 1)))
         made = self._made[node]
         return of_samples(made, samples).flatten(0, 1)
+
+    def _of_each_sample(self, node: Node, shape: tuple[int, ...]) -> Tensor:
+        """The numbers of samples 0, 1 and 2, and of those that may stand in the place of 1."""
+        dtype, noise = node.meta["values"][0].dtype, self.traced.noise
+        given = self.traced.inputs.get(str(node.target)) if node.op == "placeholder" else None
+        if given is not None and given.vocabulary is not None:
+            return _tokens(noise.values((5, *shape), torch.float64, "positive"), given.vocabulary)
+        if dtype == torch.bool:
+            return _mask(noise.values((5, *shape), torch.float64, "positive"))
+        made = noise.values((5, *shape), dtype, self.draw.kind)
+        if self.draw.kind == "normal":
+            made[CHANGED].mul_(3).add_(1)
+        elif self.draw.kind == "binary":
+            made[CHANGED] = 1 - made[1]
+        made[NAN] = math.nan
+        return made
 
     def _real(self, name: str, like: Tensor) -> Tensor:
         """A value for a parameter or buffer of the model."""
@@ -292,6 +296,27 @@ class Probe:
             return torch.empty(shape_for((small, next(large)), count), dtype=small.dtype)
 
         return pytree.tree_map_only(Tensor, hollow, node.meta["values"][0])
+
+
+def _tokens(drawn: Tensor, vocabulary: int) -> Tensor:
+    """Whole numbers below `vocabulary`, of numbers between 0 and 1 [samples, ...]."""
+    made = (drawn * vocabulary).long()
+    made[CHANGED] = torch.where(made[CHANGED] == made[1], made[1] + 1, made[CHANGED]) % vocabulary
+    made[2].view(-1)[0] = vocabulary - 1  # which every table has to have
+    return made
+
+
+def _mask(drawn: Tensor) -> Tensor:
+    """Random truths, of numbers between 0 and 1 [samples, rows, ...].
+
+    In each line of the last dimension the first is true: of a line of scores that are all masked,
+    the softmax is no number. Only the single truth of a sample may be either.
+    """
+    made = drawn > drawn.mean()
+    made[CHANGED] = ~made[1]
+    if made.ndim > 2 and made.shape[-1] > 1:
+        made[..., 0] = True
+    return made
 
 
 def has_rows(small: Tensor, large: Tensor) -> bool:

@@ -95,7 +95,9 @@ class StepCosts:
         alone = experiment.replace(plan=Plan.data_parallel(plan.graph, self.world))
         operations = program_of(alone).operations
         self.itemsizes = {name: op.itemsize for (name, _), op in operations.by_value.items()}
-        self.itemsizes["input"] = operations.input_itemsize
+        self.itemsizes |= {
+            name: one.itemsize(operations.itemsize) for name, one in operations.inputs.items()
+        }
         self.learns = {name for (name, _), op in operations.by_value.items() if op.needs_gradient}
         # How often a gradient comes back for a layer's output.
         self._often_read = Counter(
@@ -121,7 +123,7 @@ class StepCosts:
 
     def alike(self, name: str) -> Hashable:
         """A key that is equal for layers with equal costs of every choice, and equal outputs."""
-        if name == "input":
+        if name in self.graph.sources:
             return name
         layer = self.graph[name]
         owner = self.graph[layer.shared] if layer.shared else layer
@@ -140,8 +142,8 @@ class StepCosts:
         return own, more, weights, reads, self.itemsizes.get(name), learnt, kept, ends
 
     def _as_read(self, name: str) -> Hashable:
-        if name == "input":
-            return self.graph.input_shape
+        if name in self.graph.sources:
+            return self.graph.sources[name].shape, self.itemsizes[name]
         layer = self.graph[name]
         return layer.kind, layer.output_shape, layer.rows, name in self.learns
 
@@ -205,9 +207,7 @@ class StepCosts:
 
     def shape(self, name: str) -> tuple[tuple[int, ...], int]:
         """(the shape of one sample, the rows for each sample) of a value."""
-        if name == "input":
-            return self.graph.input_shape, 1
-        return self.graph[name].output_shape, self.graph[name].rows
+        return self.graph.shape_of(name), self.graph.rows_of(name)
 
     def steps(
         self, name: str, source: Layout, readings: Readings, carried: bool

@@ -100,7 +100,7 @@ class Footprints:
 
     def root(self, name: str) -> str:
         """The value whose memory this one is a view of: itself, if it is no view."""
-        while name != "input" and self.kept[name].view and self.graph[name].inputs:
+        while name not in self.graph.sources and self.kept[name].view and self.graph[name].inputs:
             name = self.graph[name].inputs[0]
         return name
 
@@ -125,7 +125,7 @@ class Footprints:
 
     def counts(self, name: str) -> bool:
         """Whether a value is counted: it has its own memory, and a gradient reaches it."""
-        if name == "input" or name not in self.learns or self.graph[name].rows == 0:
+        if name in self.graph.sources or name not in self.learns or self.graph[name].rows == 0:
             return False
         return not self.kept[name].view
 

@@ -197,7 +197,7 @@ def _ahead(
 def boundaries_of(graph: Graph, heads: frozenset[str] | set[str]) -> list[str]:
     """The values among these that are the only live one where they are first read."""
     last = {name: readers[-1] for name, readers in graph.consumers.items() if readers}
-    live, found, seen = {"input"}, list[str](), set[str]()
+    live, found, seen = set(graph.sources) & last.keys(), list[str](), set[str]()
     for layer in graph.layers:
         for name in dict.fromkeys(layer.inputs):
             if name in heads and name not in seen and live == {name}:

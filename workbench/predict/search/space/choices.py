@@ -83,10 +83,7 @@ class LocalPlacement:
             (placing.preferred[name], placing.gathered.get(name))
             for placing in self._uniform.values()
         )
-        shapes = (
-            self.graph.input_shape if read == "input" else self.graph[read].output_shape
-            for read in self.graph[name].inputs
-        )
+        shapes = (self.graph.shape_of(read) for read in self.graph[name].inputs)
         hears = name in self.deciders
         return heard, tuple(shapes), name in self.graph.shares_weights, hears
 

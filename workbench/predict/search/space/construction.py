@@ -59,7 +59,7 @@ def frames_of(
 ) -> list[Frame]:
     """The frames of all layers, in order."""
     last = {name: (readers or (name,))[-1] for name, readers in graph.consumers.items()}
-    names, heard = ["input"], list[str]()
+    names, heard = sources_read(graph), list[str]()
     found = []
     for layer in graph.layers:
         whom = placement.deciders.get(layer.name)
@@ -88,9 +88,14 @@ def frames_of(
     return found
 
 
+def sources_read(graph: Graph) -> list[str]:
+    """The inputs that a layer reads, under their names: one may serve evaluation alone."""
+    return [name for name in graph.sources if graph.consumers[name]]
+
+
 def may_carry(graph: Graph, name: str) -> bool:
     """Whether the gradient of a value can come back as partial sums."""
-    if name == "input" or name in graph.outputs:
+    if name in graph.sources or name in graph.outputs:
         return False
     return graph[name].kind in CARRIES_PARTIAL
 
@@ -253,7 +258,8 @@ class _Construction:
         self._sums: dict[int, tuple[list[tuple[int, ...]], Integers]] = {}
 
     def built(self) -> Trellis:
-        states = np.array([[self._number(LiveValue(ROWS))]], dtype=np.int64)
+        first = self._number(LiveValue(ROWS))
+        states = np.full((1, len(sources_read(self.graph))), first, dtype=np.int64)
         stages = []
         for frame in frames_of(self.graph, self.placement, self.options):
             alike = self.frames.of(self._alike(frame))

@@ -1,0 +1,153 @@
+"""Models that read several inputs, on ranks: all of it as plain torch computes it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from tests.layers.several import NETS, Fused, Joined, Placed
+from workbench.client.verifying import merge
+from workbench.comm.groups.world import RankConfig
+from workbench.layers.cut_model import CutModel
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
+from workbench.plan.errors import PlanError
+from workbench.plan.experiment.experiment import SGD, Adam, Experiment, Synthetic
+from workbench.plan.experiment.task import TorchData
+from workbench.plan.plan import Plan
+from workbench.train.data.feed import rows_of_step
+from workbench.train.data.opening import open_for
+from workbench.train.loop.objective import own_rows
+from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.verify.reference import write_reference
+from workbench.train.verify.verify import compare
+
+SAMPLES, BATCH = 14, 7
+RANKS = 3
+
+PLANS = {
+    "rows": lambda graph: Plan.data_parallel(graph, RANKS, (2, 0, 1)),
+    "hybrid": lambda graph: Plan.hybrid(graph, RANKS, RANKS),
+    "filters": lambda graph: Plan.filters(graph, RANKS, shares=(3, 0, 2)),
+    "recomputed": lambda graph: Plan.hybrid(graph, RANKS, RANKS).with_recompute("*"),
+    "rounds": lambda graph: (
+        Plan.data_parallel(graph, RANKS)
+        .with_layer(graph.layers[-1].name, scheme="shard_out", group_size=RANKS)
+        .with_rounds("B")
+    ),
+}
+
+
+def made(net):
+    torch.manual_seed(0)
+    return net()
+
+
+def experiment(net, plan, **more):
+    data = Synthetic(samples=SAMPLES, classes=net.CLASSES)
+    fields = dict(data=data, batch_size=BATCH, optimizer=SGD(lr=0.1), steps=2, precision="fp64")
+    return Experiment(plan=plan, **fields | more)
+
+
+def whole(net, run):
+    """Outputs of the second step, the gradients, and the loss, of plain torch."""
+    model, data = made(net).double(), open_for(run.plan.graph, run.data, "train", run.seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        inputs, labels = data.batch(rows_of_step(SAMPLES, BATCH, run.seed, step))
+        named = dict(zip(net.INPUTS, inputs, strict=True))
+        outputs = model(**{n: x.double() if x.is_floating_point() else x for n, x in named.items()})
+        scores, wanted = outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1)
+        loss = F.cross_entropy(scores, wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        optimizer.step()
+    return outputs.detach(), gradients, loss.item(), dict(model.named_parameters())
+
+
+def split(world, run, weights):
+    """The same of one rank, with where its pieces lie."""
+    state = RankState.start(run, world, world.groups(group_specs_of(run.plan)), weights, None)
+    for step in range(2):
+        result = state.stepper.run(step)
+        gradients = {n: _gradient(p) for n, p in state.model.trainable().items()}
+        state.stepper.update()
+    (batch,) = result.batches
+    mine = own_rows(state.model, run.plan.graph.outputs[0], result.outputs[0])
+    pieces = {n: p.detach().clone() for n, p in state.model.trainable().items()}
+    assert isinstance(state.model, CutModel)
+    return mine, batch.rows, gradients, result.loss, pieces
+
+
+def _gradient(piece):
+    return torch.zeros_like(piece) if piece.grad is None else piece.grad.clone()
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("kind", [kind for kind in PLANS if kind != "rounds"])
+def test_every_value_is_that_of_one_process(on_ranks, tmp_path, net, kind):
+    graph = trace(made(net), inputs=net.INPUTS)
+    run = experiment(net, PLANS[kind](graph))
+    weights = initialize(graph, 0, tmp_path, module=made(net))
+    outputs, gradients, loss, after = whole(net, run)
+    ranks = on_ranks(RANKS, split, run, weights)
+    rows = ranks[0][1]
+    assert sum(rank[3] for rank in ranks) == pytest.approx(loss, rel=1e-12)
+    for rank, (mine, _, grads, _, pieces) in enumerate(ranks):
+        assert_close(mine, outputs[sum(rows[:rank]) :][: rows[rank]], rtol=1e-10, atol=1e-12)
+        for name, placed in run.plan.flow.weights.items():
+            cut = placed.placement
+            for found, expected in ((grads, gradients), (pieces, after)):
+                piece = expected[name]
+                if hasattr(cut, "span"):
+                    piece = piece.narrow(cut.dim, *cut.span(rank % placed.group_size))
+                assert_close(found[name], piece, rtol=1e-10, atol=1e-12)
+
+
+def test_rounds_of_what_is_behind_one_gather(on_ranks, tmp_path):
+    """Both inputs are in the head; the tail reads none."""
+    graph = trace(made(Joined), inputs=Joined.INPUTS)
+    run = experiment(Joined, PLANS["rounds"](graph))
+    weights = initialize(graph, 0, tmp_path, module=made(Joined))
+    _, gradients, loss, _ = whole(Joined, run)
+    ranks = on_ranks(RANKS, split, run, weights)
+    assert sum(rank[3] for rank in ranks) == pytest.approx(loss, rel=1e-12)
+    for rank in ranks:
+        assert_close(rank[2]["a.weight"], gradients["a.weight"], rtol=1e-10, atol=1e-12)
+        assert_close(rank[2]["b.weight"], gradients["b.weight"], rtol=1e-10, atol=1e-12)
+
+
+def test_what_is_behind_the_gather_may_not_read_another_input_in_rounds():
+    graph = trace(made(Placed), inputs=Placed.INPUTS)
+    plan = Plan.data_parallel(graph, RANKS).with_layer("fc", scheme="shard_out", group_size=RANKS)
+    with pytest.raises(PlanError, match=r"layer 'mul' is behind the gather of 'norm' and also rea"):
+        plan.with_rounds("B")
+
+
+class Samples(torch.utils.data.Dataset):
+    """Token ids with a mask, as a mapping, and the next tokens."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        ids = torch.randint(7, (6,), generator=generator)
+        return {"ids": ids[:-1], "mask": torch.arange(5) < 1 + index % 5}, ids[1:]
+
+
+def held(config: RankConfig, run, start, reference):
+    return compare(config, run, weights=start, reference=reference)
+
+
+@pytest.mark.parametrize("kind", ["rows", "hybrid"])
+def test_own_data_of_several_inputs_is_verified(on_ranks, tmp_path, kind):
+    graph = trace(made(Fused), inputs=Fused.INPUTS)
+    data = TorchData(train=Samples(), test=Samples())
+    run = experiment(Fused, PLANS[kind](graph), data=data, optimizer=Adam(lr=0.01), accumulate=2)
+    weights = initialize(graph, 0, tmp_path, module=made(Fused))
+    start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
+    write_reference(run, weights, start, reference)
+    found = on_ranks.seated(RANKS, held, run, start, reference)
+    assert merge(run, found).exact
