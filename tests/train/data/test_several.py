@@ -119,7 +119,9 @@ KEYS = dict(inputs=("ids", "mask", "meta"), targets="label")
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    ("make", "more"), [(as_tuple, {}), (as_mapping, {}), (as_fields, KEYS)], ids=str
+    ("make", "more"),
+    [(as_tuple, {}), (as_mapping, {}), (as_fields, KEYS)],
+    ids=lambda one: getattr(one, "__name__", str(one)),
 )
 def test_own_samples_have_inputs_in_a_tuple_or_by_name(make, more, workers):
     data = opened(make, workers=workers, **more)
