@@ -6,6 +6,7 @@ CIFAR-10 and folders of images.
 
 import importlib.util
 import sysconfig
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
@@ -68,7 +69,31 @@ def seed_of(sample: int, part: int = 0) -> int:
     return (sample + part * _INPUTS_APART) % (1 << 32) if part else sample
 
 
-class Centres:
+class Drawn:
+    """One split of samples that are drawn when they are asked for, each seeded by its number.
+
+    Args:
+        data: how many samples there are; the test split has a quarter as many, all new.
+        split: "train" or "test".
+        part: the number of the input among the model's.
+    """
+
+    def __init__(self, data: Synthetic, split: Literal["train", "test"], part: int) -> None:
+        self._part = part
+        self._first = 0 if split == "train" else data.samples
+        self._length = data.samples if split == "train" else max(1, data.samples // 4)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _generators(self, indices: Tensor) -> Iterator[torch.Generator]:
+        """What each of these samples is drawn with, one after another."""
+        generator = torch.Generator()
+        for index in indices.tolist():
+            yield generator.manual_seed(seed_of(self._first + index, self._part))
+
+
+class Centres(Drawn):
     """One split: sample i is the centre of class i % classes, plus noise of the same strength.
 
     Centres are coarse patterns (4x4, resized), which survive pooling. Nothing else is
@@ -88,23 +113,17 @@ class Centres:
         split: Literal["train", "test"],
         part: int = 0,
     ) -> None:
-        self.num_classes = data.classes
-        self._shape, self._part = shape, part
-        self._first = 0 if split == "train" else data.samples
-        self._length = data.samples if split == "train" else max(1, data.samples // 4)
+        super().__init__(data, split, part)
+        self.num_classes, self._shape = data.classes, shape
         coarse = (shape[0], 4, 4) if len(shape) == 3 else shape
         generator = torch.Generator().manual_seed(seed_of(_CENTRES_SEED, part))
         self._centres = torch.randn(data.classes, *coarse, generator=generator)
 
-    def __len__(self) -> int:
-        return self._length
-
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         """Images and labels of these rows, the same in every epoch."""
-        images, generator = torch.empty(len(indices), *self._shape), torch.Generator()
-        for image, index in zip(images, indices.tolist(), strict=True):
-            seed = seed_of(self._first + index, self._part)
-            image.normal_(generator=generator.manual_seed(seed))
+        images = torch.empty(len(indices), *self._shape)
+        for image, generator in zip(images, self._generators(indices), strict=True):
+            image.normal_(generator=generator)
         labels = indices % self.num_classes
         centres = self._centres[labels]
         if len(self._shape) == 3:
@@ -112,7 +131,7 @@ class Centres:
         return images.add_(centres.view_as(images)), labels
 
 
-class Sequences:
+class Sequences(Drawn):
     """One split: sample i is the token ids of class i % classes, a quarter of them replaced.
 
     Its label is that class; or of each token, the next one.
@@ -136,25 +155,20 @@ class Sequences:
         *,
         per_token: bool = False,
     ) -> None:
+        super().__init__(data, split, part)
         self.num_classes = None if per_token else data.classes
         self._classes, self._per_token = data.classes, per_token
         shape = (*shape[:-1], shape[-1] + 1) if per_token else shape
-        self._shape, self._vocabulary, self._part = shape, vocabulary, part
-        self._first = 0 if split == "train" else data.samples
-        self._length = data.samples if split == "train" else max(1, data.samples // 4)
+        self._shape, self._vocabulary = shape, vocabulary
         generator = torch.Generator().manual_seed(seed_of(_CENTRES_SEED, part))
         self._of_class = torch.randint(vocabulary, (data.classes, *shape), generator=generator)
-
-    def __len__(self) -> int:
-        return self._length
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         """Token ids and labels of these rows, the same in every epoch."""
         tokens = torch.empty(len(indices), *self._shape, dtype=torch.int64)
-        generator = torch.Generator()
         labels = indices % self._classes
-        for row, index, label in zip(tokens, indices.tolist(), labels.tolist(), strict=True):
-            generator.manual_seed(seed_of(self._first + index, self._part))
+        each = zip(tokens, self._generators(indices), labels.tolist(), strict=True)
+        for row, generator, label in each:
             others = torch.randint(self._vocabulary, self._shape, generator=generator)
             replaced = torch.rand(self._shape, generator=generator) < _REPLACED
             row.copy_(torch.where(replaced, others, self._of_class[label]))

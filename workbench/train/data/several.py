@@ -8,11 +8,11 @@ from torch import Tensor
 
 from workbench.plan.experiment.experiment import Synthetic
 from workbench.plan.inputs import Input
-from workbench.train.data.built_in import Centres, Sequences, seed_of
+from workbench.train.data.built_in import Centres, Drawn, Sequences
 from workbench.train.data.reading import DataError
 
 
-class Masks:
+class Masks(Drawn):
     """One split: each line of a sample's last dimension is true up to a random length, at least 1.
 
     Args:
@@ -29,22 +29,15 @@ class Masks:
         split: Literal["train", "test"],
         part: int = 0,
     ) -> None:
-        self.num_classes = data.classes
-        self._shape, self._part = shape, part
-        self._first = 0 if split == "train" else data.samples
-        self._length = data.samples if split == "train" else max(1, data.samples // 4)
-
-    def __len__(self) -> int:
-        return self._length
+        super().__init__(data, split, part)
+        self.num_classes, self._shape = data.classes, shape
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         """Masks and labels of these rows, the same in every epoch."""
         *lines, length = self._shape or (1,)
         least, places = int(bool(self._shape)), torch.arange(length)
         masks = torch.empty(len(indices), *lines, length, dtype=torch.bool)
-        generator = torch.Generator()
-        for mask, index in zip(masks, indices.tolist(), strict=True):
-            generator.manual_seed(seed_of(self._first + index, self._part))
+        for mask, generator in zip(masks, self._generators(indices), strict=True):
             until = torch.randint(least, length + 1, (*lines, 1), generator=generator)
             torch.lt(places, until, out=mask)
         return masks.view(len(indices), *self._shape), indices % self.num_classes
