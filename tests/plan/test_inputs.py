@@ -92,7 +92,7 @@ def test_plans_of_several_inputs_are_read_again():
     assert again.graph.inputs == plan.graph.inputs
 
 
-@pytest.mark.parametrize("one", [Input((4,), name="x"), Input((4,), "bool")])
+@pytest.mark.parametrize("one", [Input((4,), name="x"), Input((4,), "bool"), Input((), name="x")])
 def test_an_input_that_is_not_plain_is_part_of_the_fingerprint_and_of_the_text(one):
     graph = replace(mlp(4, 3), inputs=(one,))
     assert graph.fingerprint != mlp(4, 3).fingerprint

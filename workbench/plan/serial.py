@@ -184,7 +184,8 @@ def _inputs_entries(inputs: tuple[Input, ...]) -> dict[str, Any]:
     """The short form, where that says all."""
     plain = plain_input(inputs)
     if plain is None:
-        return {"inputs": [_without_defaults(one, _BLANK_INPUT) for one in inputs]}
+        entries = [{"shape": i.shape, **_without_defaults(i, _BLANK_INPUT)} for i in inputs]
+        return {"inputs": entries}
     tokens = {} if plain.vocabulary is None else {"vocabulary": plain.vocabulary}
     return {"input_shape": plain.shape, **tokens}
 

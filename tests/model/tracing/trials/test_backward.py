@@ -7,6 +7,7 @@ from torch import nn
 
 from tests.model.traced import calling
 from workbench.model import TraceError, trace
+from workbench.plan.inputs import Input
 
 
 class ByNorm(torch.autograd.Function):
@@ -107,3 +108,16 @@ def test_refuses_sparse_gradients():
 @pytest.mark.parametrize("model", [tokens(padding_idx=0), Tokens(F.embedding)])
 def test_takes_embeddings(model):
     assert trace(model, input_shape=(6,), vocabulary=50).vocabulary == 50
+
+
+def test_takes_comparisons_with_a_constant():
+    class UpTo(nn.Module):
+        """Sums a sequence up to each sample's length."""
+
+        def forward(self, x, lengths):
+            there = torch.arange(5)[None] < lengths[:, None]
+            return (x * there[..., None]).sum(1)
+
+    lengths = Input((), vocabulary=6)
+    graph = trace(UpTo(), inputs={"x": (5, 4), "lengths": lengths})
+    assert graph["lt"].rows == 1

@@ -53,6 +53,8 @@ def show_backward(probe: Probe, name: str) -> None:
         probe.traced.noise.values((len(_WHOLE), *_of_one(small)), small.dtype, "normal")
         for small, _ in _differentiable(probe)
     ]
+    if not towards:  # truths or whole numbers, such as a comparison with a constant
+        return
     whole = _gradients(probe, _WHOLE, towards)
     if any(gradient.layout != torch.strided for gradient in whole.values()):
         raise OperationError(
