@@ -142,7 +142,7 @@ def _check(plan: PlanOfModules) -> None:
         raise PlanError(
             f"rounds {plan.rounds!r} have no name in torch; plan.with_rounds('BK') has one"
         )
-    if plan.row_shares is not None and len(set(plan.row_shares)) > 1:
+    if plan.row_shares is not None:
         raise PlanError(
             f"rows are {':'.join(f'{share:g}' for share in plan.row_shares)}, and torch's Shard(0) "
             "means equal ones; plan.with_rows(None) has these"

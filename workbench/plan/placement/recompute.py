@@ -64,7 +64,7 @@ def matching(patterns: Iterable[str], graph: Graph) -> list[str]:
     found: list[str] = []
     for pattern in patterns:
         fitting = [name for name in seeing if fnmatchcase(name, pattern)]
-        if not fitting and pattern in every:
+        if pattern in every:
             fitting = [pattern]  # refused later, with its reason
         if not fitting:
             raise PlanError(unknown("layer", pattern, seeing, of=graph.source.name))
