@@ -136,6 +136,15 @@ def test_what_is_read_at_import_is_tried_with_the_tests_of_those_that_import_it(
     assert attempt(root, tmp_path / "first", fault, near).killed
 
 
+def test_what_runs_behind_too_deep_a_recursion_is_seen(root, tmp_path):
+    deep = "def test_deep():\n    def deep():\n        deep()\n\n"
+    deep += "    with pytest.raises(RecursionError):\n        deep()\n"
+    (root / "tests" / "test_small.py").write_text(f"import pytest\n\n\n{deep}\n{TESTS}")
+    seen = observe(root, tmp_path / "observed", [FILE], ["tests"])
+    fault, *_ = (f for f in faults(SOURCE, FILE) if f.old == "total > 0")
+    assert "tests/test_small.py::test_first" in {t.name for t in seen.near(fault, most_s=60.0)}
+
+
 def test_a_hang_is_a_kill_and_what_nothing_shows_survives(root, tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.bench.exactness.mutants.suite.BESIDES_S", 1.0)
     seen = observe(root, tmp_path / "observed", [FILE], ["tests"])
