@@ -1,7 +1,12 @@
+import pytest
+
+from workbench.plan.errors import PlanError
 from workbench.plan.placement.mesh import (
+    RankConfig,
     group_sizes,
     replica_group,
     replica_groups,
+    require_group,
     shard_group,
     shard_groups,
 )
@@ -29,3 +34,19 @@ def test_every_rank_stands_in_both_of_its_groups():
 
 def test_group_sizes_divide():
     assert group_sizes(12) == (1, 2, 3, 4, 6, 12)
+
+
+def test_a_group_that_divides_the_world_is_taken():
+    assert [require_group(k, 6) for k in (None, 1, 2, 3, 6)] == [6, 1, 2, 3, 6]
+
+
+@pytest.mark.parametrize("k", [0, 4, 7, -1])
+def test_a_group_that_does_not_divide_the_world_is_refused(k):
+    with pytest.raises(PlanError, match=rf"{k} does not divide world_size 6; valid are 1, 2, 3, 6"):
+        require_group(k, 6)
+
+
+def test_a_rank_waits_30_seconds_on_one_thread_of_a_cpu_and_shares_memory():
+    config = RankConfig(rank=1, world_size=2, address="localhost", port=1, prefix="a")
+    assert (config.timeout_s, config.device, config.threads) == (30.0, "cpu", 1)
+    assert (config.shared_memory, config.host) == (True, "")

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.plan.placement.placement import Shard, apportion
+from workbench.plan.placement.placement import Partial, Replicate, Shard, apportion
 
 
 def test_spans_follow_one_another():
@@ -39,11 +39,35 @@ def test_equal_remainders_go_to_the_first():
 
 
 @pytest.mark.parametrize(
+    ("total", "shares", "sizes"),
+    [
+        (0, (1, 2), (0, 0)),
+        (7, (2, 0, 1), (5, 0, 2)),  # 4.67 and 2.33
+        (7, (1, 0, 2), (2, 0, 5)),
+        (4, (1, 1, 1, 3), (1, 1, 0, 2)),  # three times 0.67
+        (3, (0.5, 0.25, 0.25), (1, 1, 1)),  # 1.5, 0.75 and 0.75
+        (1, (0, 1, 1), (0, 1, 0)),
+    ],
+)
+def test_the_largest_remainders_get_one_more(total, shares, sizes):
+    assert apportion(total, shares) == sizes
+
+
+def test_placements_read_well():
+    assert list(map(str, (Replicate(), Partial(), Shard(2, (3, 4))))) == ["R", "P", "S(2: 3/4)"]
+
+
+@pytest.mark.parametrize(
     ("total", "shares"), [(4, ()), (4, (0, 0)), (4, (1, -1)), (4, (float("nan"),)), (-1, (1,))]
 )
 def test_impossible_shares(total, shares):
     with pytest.raises(ValueError, match=r"shares|hand out"):
         apportion(total, shares)
+
+
+def test_infinite_shares_are_refused():
+    with pytest.raises(ValueError, match="shares must be non-negative"):
+        apportion(4, (float("inf"), 1.0))
 
 
 @given(
