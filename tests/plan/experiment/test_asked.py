@@ -7,7 +7,7 @@ import pytest
 import workbench as wb
 from tests.plan import graphs
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.experiment.asked import usual
+from workbench.plan.experiment.asked import experiment_of, required_plan, usual
 from workbench.plan.plan import Plan
 
 GRAPH = graphs.mlp(8, 16, 5)
@@ -61,6 +61,35 @@ def test_without_an_experiment_a_usual_step_is_meant():
     assert wb.predict(PLAN, None, GIVEN, batch_size=20).experiment == GIVEN.replace(batch_size=20)
     wide = Plan.data_parallel(GRAPH, 1024)
     assert wb.predict(wide, MACHINE).memory.peak_bytes > 0
+
+
+@pytest.mark.parametrize(("ranks", "samples"), [(1, 1024), (32, 1024), (33, 1056)])
+def test_a_usual_step_is_one_of_sgd_with_32_samples_for_each_rank(ranks, samples):
+    plan = Plan.data_parallel(GRAPH, ranks)
+    assert usual(plan) == wb.Experiment(
+        plan=plan,
+        data=wb.Synthetic(samples=samples, classes=10),
+        batch_size=32 * ranks,
+        optimizer=wb.SGD(lr=0.01, momentum=0.9),
+        steps=1,
+    )
+
+
+def test_an_experiment_of_this_plan_is_taken_as_it_is():
+    assert experiment_of("it", PLAN, PLAN, GIVEN) is GIVEN
+    assert experiment_of("it", GIVEN, PLAN, None) is GIVEN
+    other = Plan.data_parallel(GRAPH, 2)
+    assert experiment_of("it", other, other, GIVEN) == GIVEN.replace(plan=other)
+    assert experiment_of("it", PLAN, PLAN, GIVEN, batch_size=20).batch_size == 20
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(None, "got None"), (3, "got 3"), (0.5, "got 0.5"), ("a", "got 'a'"), ([1], "of type list")],
+)
+def test_what_is_given_instead_is_said(given, said):
+    with pytest.raises(PlanError, match=said):
+        required_plan("it", given)
 
 
 def test_the_ranks_of_a_search():

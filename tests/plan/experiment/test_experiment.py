@@ -1,5 +1,6 @@
 """Experiments as values."""
 
+import math
 import re
 
 import pytest
@@ -15,6 +16,7 @@ from workbench.plan import (
     ExperimentError,
     ImageFolder,
     LocalSGD,
+    Loss,
     ParameterServer,
     Pipelined,
     Plan,
@@ -196,6 +198,64 @@ def test_what_one_rank_alone_holds_needs_no_share():
     assert Experiment(**fields, shard_optimizer=(0, 1)).optimizer_shares == (0, 1)
     with pytest.raises(ExperimentError, match="2 numbers >= 0, one for each rank"):
         Experiment(**fields, shard_optimizer=(0, 1, 1))
+
+
+@pytest.mark.parametrize(("shares", "ranks"), [((0, 1, 0, 1), [0, 2]), ((1, 0, 1, 0), [1, 3])])
+def test_the_first_and_the_last_piece_are_looked_at(shares, ranks):
+    with pytest.raises(ExperimentError, match=rf"ranks \[{ranks[0]}, {ranks[1]}\] alone hold"):
+        Experiment(**FIELDS, shard_optimizer=shares)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"), [(dict(epochs=0), "epochs"), (dict(epochs=1, batch_size=0), "batch_size")]
+)
+def test_steps_of_no_epochs_are_refused_by_name(fields, said):
+    with pytest.raises(ExperimentError, match=f"{said}: .*got 0"):
+        Experiment(**{**FIELDS, "steps": None, **fields})
+
+
+WEIGHTED = Loss(math.exp, weights=math.exp)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (dict(sync=LocalSGD()), "step before under LocalSGD"),
+        (
+            dict(plan=PLAN.with_rounds("B"), sync=Synchronous(per_round=True)),
+            "step before under per_round=True",
+        ),
+    ],
+)
+def test_weights_of_rows_add_up_over_a_batch(fields, said):
+    with pytest.raises(ExperimentError, match=said):
+        Experiment(**FIELDS | fields, loss=WEIGHTED)
+    assert Experiment(**FIELDS | fields, loss=Loss(math.exp)).loss.weights is None
+
+
+@pytest.mark.parametrize("sync", [Synchronous(), ParameterServer(), Pipelined()])
+def test_weights_of_rows_are_valid_where_weights_step_together(sync):
+    assert Experiment(**FIELDS, loss=WEIGHTED, sync=sync).loss == WEIGHTED
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "lr=0.1, fp32"),
+        (dict(shard_optimizer=True), "lr=0.1, sharded over replicas, fp32"),
+        (
+            dict(shard_optimizer=True, sync=Synchronous(algorithm="direct")),
+            "lr=0.1, sharded over replicas and fused, fp32",
+        ),
+        (
+            dict(shard_optimizer=True, sync=Pipelined()),
+            "lr=0.1, sharded over replicas (gradients are 1 step late), fp32",
+        ),
+        (dict(sync=LocalSGD(every=3)), "lr=0.1 (local SGD averages parameters every 3 steps), fp"),
+    ],
+)
+def test_its_strategy_is_told(fields, said):
+    assert said in repr(Experiment(**FIELDS, **fields))
 
 
 def test_repr():

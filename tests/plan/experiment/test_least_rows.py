@@ -63,6 +63,13 @@ def test_a_full_batch():
     assert 'plan.with_batch_norm("synchronized")' in said
 
 
+def test_statistics_of_all_ranks_are_advised_where_there_are_two_rows_in_all():
+    advice = 'or statistics of all ranks, plan.with_batch_norm("synchronized")'
+    assert advice in refusal(PAIR, 32, 2)
+    assert advice not in refusal(PAIR, 32, 1)
+    assert advice not in refusal(Plan.data_parallel(tried(1), 2, (1, 0)), 32, 8)
+
+
 def test_the_last_batch_of_an_epoch():
     said = refusal(PAIR, 31, 4)
     assert "an epoch's last batch of 3 samples (31 by 4), rank 1 has 1 row" in said

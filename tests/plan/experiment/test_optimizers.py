@@ -1,6 +1,11 @@
 """Optimizers as values: their names, their groups, and what is refused."""
 
+import weakref
+
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.plan.graphs import vgg
 from workbench.plan.errors import ExperimentError
@@ -14,6 +19,7 @@ from workbench.plan.experiment.optimizers import (
     ASGD,
     OPTIMIZERS,
     SGD,
+    Adam,
     AdamW,
     NAdam,
     ParameterGroup,
@@ -23,6 +29,7 @@ from workbench.plan.experiment.optimizers import (
 from workbench.plan.plan import Plan
 from workbench.predict.memory.resident import optimizer_bytes
 from workbench.program.step import program_of
+from workbench.train.strategies.remembered import build_optimizer
 
 PLAN = Plan.hybrid(vgg(), 4, 2)
 FIELDS = dict(plan=PLAN, data="digits", optimizer=SGD(lr=0.1), steps=10)
@@ -116,6 +123,13 @@ def test_what_is_refused_of_values(made, said):
         made()
 
 
+def test_a_group_of_nothing_is_told_the_first_names():
+    value = SGD(0.1, groups=[ParameterGroup("x", lr=0.1)])
+    for count, said in ((6, "give one of 'p0', .*'p5'$"), (8, "'p5' and 2 more$")):
+        with pytest.raises(ValueError, match=said):
+            value.check_groups({f"p{index}": (1,) for index in range(count)})
+
+
 def test_a_group_of_nothing_is_refused():
     value = SGD(0.1, groups=[ParameterGroup("*.gamma", lr=0.1)])
     with pytest.raises(ExperimentError, match=r"'\*.gamma'\) matches no parameter; give one of '"):
@@ -175,3 +189,64 @@ def test_averages_are_a_copy_of_what_is_updated():
     assert not optimizer_bytes(plain, plain.handed)
     held = sum(optimizer_bytes(averaged, averaged.handed).values())
     assert held.tolist() == [4 * PLAN.parameters_of(rank) for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("value", "passes"),
+    [
+        (SGD(0.1), 3),
+        (SGD(0.1, momentum=0.9), 5),
+        (Adam(), 7),
+        (AdamW(amsgrad=True), 9),
+    ],
+)
+def test_one_kernel_reads_and_writes_each_number_once(value, passes):
+    """The weight, read and written; the gradient; and each state, read and written."""
+    assert value.passes == passes
+
+
+class Temporaries(TorchDispatchMode):
+    """Counts the new tensors of `numel` elements that are alive at one time."""
+
+    def __init__(self, numel):
+        super().__init__()
+        self.numel, self.made, self.most = numel, [], 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in self.large((args, kwargs))}
+        new = [t for t in self.large(found) if t.untyped_storage().data_ptr() not in given]
+        self.made += map(weakref.ref, new)
+        self.most = max(self.most, sum(made() is not None for made in self.made))
+        return found
+
+    def large(self, tree):
+        leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        return [leaf for leaf in leaves if leaf.numel() == self.numel]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        (name, fields)
+        for name, kind in OPTIMIZERS.items()
+        for fields in ({}, {"maximize": True}, {"weight_decay": 0.1})
+        if set(fields) <= set(kind.model_fields)
+    ],
+    ids=str,
+)
+def test_an_update_makes_as_many_temporary_tensors_as_is_said(name, fields):
+    averaging = {"t0": 1.0} if name == "asgd" else {}
+    value = OPTIMIZERS[name](**fields, **averaging)
+    parameter = torch.nn.Parameter(torch.ones(64))
+    optimizer = build_optimizer(value, [parameter])
+    for _ in range(7):  # RAdam rectifies from the sixth update
+        parameter.grad = torch.ones(64)
+        with Temporaries(64) as temporaries:
+            optimizer.step()
+    assert temporaries.most == value.workspace
+
+
+def test_decay_that_is_decoupled_copies_no_gradient():
+    assert NAdam(weight_decay=0.1).workspace == NAdam().workspace + 1
+    assert NAdam(weight_decay=0.1, decoupled_weight_decay=True).workspace == NAdam().workspace

@@ -3,12 +3,13 @@
 from importlib.metadata import EntryPoint
 
 import pytest
+import torch
 
 from tests.plan.graphs import mlp
 from workbench.client.run.own_objects import kept
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.experiment.strategy import Strategy, Timing
+from workbench.plan.experiment.strategy import Compensated, Strategy, Timing
 from workbench.plan.experiment.sync import LocalSGD, OwnStrategy, Pipelined, Synchronous
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.extension import extension
@@ -151,6 +152,40 @@ def same(self, step, mean, state):
 def test_what_excludes_each_other_is_refused(attributes, text):
     with pytest.raises(ExperimentError, match=text):
         experiment(changed(**attributes))
+
+
+def test_a_late_gradient_is_corrected_by_how_far_weights_have_moved():
+    """g + 0.5 g^2 (w - then): 2 + 0.5 * 4 * (3 - 1), and -1 + 0.5 * 1 * (0 - 4)."""
+    grad, weight, then = map(torch.tensor, ([2.0, -1.0], [3.0, 0.0], [1.0, 4.0]))
+    found = Compensated(1, 0, 0.5).gradient(7, grad, weight, then, {})
+    assert found.tolist() == grad.tolist() == [6.0, -3.0]
+    assert (weight.tolist(), then.tolist()) == ([3.0, 0.0], [1.0, 4.0])
+
+
+def test_a_strategy_that_is_not_said_changes_nothing():
+    grad, mean = object(), object()
+    assert Strategy().gradient(0, grad, 1.0, 2.0, {}) is grad
+    assert Strategy().averaged(0, mean, {}) is mean
+
+
+@pytest.mark.parametrize(
+    ("fields", "of_weights", "adds_up"),
+    [
+        ({}, False, False),
+        (dict(every=2), False, True),
+        (dict(exchanges="weights"), True, False),
+        (dict(exchanges="weights", every=2), True, False),
+        (dict(late=1), False, False),
+    ],
+)
+def test_what_follows_from_what_it_states(fields, of_weights, adds_up):
+    timing = Timing(**fields)
+    assert (timing.of_weights, timing.adds_up) == (of_weights, adds_up)
+
+
+def test_equal_timings_have_one_hash():
+    one, other = (Timing(late=2, remembers={"a": 0.0}, adjusts=True) for _ in range(2))
+    assert len({one, other, Timing(late=1), Timing(every=2)}) == 3
 
 
 DAMPENED = SGD(0.1, momentum=0.9, dampening=0.5)
