@@ -257,6 +257,85 @@ def test_recompute_is_yes_or_no():
         PLAN.with_layer("fc0", recompute=1)
 
 
+def test_names_are_recomputed_unless_it_is_said():
+    assert PLAN.with_recompute("fc0").layers["fc0"].recompute
+    assert Plan.hybrid(vgg(), 4, 2).with_recompute("fc0", "fc1").segments == (("fc0",), ("fc1",))
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "evaluating", "does"),
+    [
+        ("synchronized", "batch_norm", False, True),
+        ("synchronized", "batch_norm", True, False),
+        ("synchronized", "layer_norm", False, False),
+        ("local", "batch_norm", False, False),
+    ],
+)
+def test_synchronized_batch_norm_is_of_all_ranks(mode, kind, evaluating, does):
+    plan = Plan(vgg(), 2, batch_norm=mode)
+    layer = replace(plan.graph["fc0"], kind=kind, evaluating=evaluating)
+    assert plan.synchronizes(layer) == does
+
+
+def evaluated(world, choices, **fields):
+    """A net in which evaluation scales where training drops."""
+    trained = Builder((8,)).linear("a", 6).same("drop", "dropout").linear("b", 4).graph()
+    alone = Builder((8,)).linear("a", 6).same("scale", "elementwise").linear("b", 4).graph()
+    return Plan(replace(trained, evaluation=alone), world, choices, **fields)
+
+
+def test_a_model_without_its_own_evaluation_evaluates_under_the_same_plan():
+    assert PLAN.evaluation is PLAN
+
+
+def test_evaluation_has_the_choices_of_the_layers_that_it_has():
+    a, b = LayerPlan("shard_out", 2, recompute=True), LayerPlan("shard_in", 2)
+    plan = evaluated(
+        4, {"a": a, "drop": LayerPlan(recompute=True), "b": b}, row_shares=(1, 2, 3, 4)
+    )
+    there = plan.evaluation
+    assert there.graph == plan.graph.evaluation
+    assert there.layers == {"a": LayerPlan("shard_out", 2), "b": b}
+    assert (there.world_size, there.row_shares) == (4, (1, 2, 3, 4))
+    assert there.flow.weights == plan.flow.weights
+    assert there.flow.inputs["b"] == plan.flow.inputs["b"]
+
+
+def test_evaluation_takes_all_rows_at_once():
+    plan = evaluated(2, {"a": LayerPlan("shard_out", 2)}, rounds="B")
+    assert plan.evaluation.rounds == "BK"
+
+
+def test_weights_stay_in_place_where_evaluation_reads_otherwise():
+    """In training the norm reads pieces; by itself, evaluation would give it the rank's rows."""
+    builder = Builder((8,)).linear("a", 6).norm("bn").linear("b", 4)
+    alone = Builder((8,)).linear("a", 6).same("norm", "layer_norm").norm("bn").linear("b", 4)
+    graph = replace(builder.graph(), evaluation=alone.graph())
+    plan = Plan(graph, 2, {"a": LayerPlan("shard_out", 2), "b": LayerPlan("shard_in", 2)})
+    assert plan.flow.inputs["bn"].group_size == 2
+    assert Plan(alone.graph(), 2, plan.layers).flow.inputs["bn"].group_size == 1
+    assert plan.evaluation.flow.inputs["bn"] == plan.flow.inputs["bn"]
+    assert plan.evaluation.flow.weights == plan.flow.weights
+
+
+def test_a_rank_holds_its_pieces_of_what_is_trained():
+    builder = Builder((8,)).linear("a", 6).norm("bn").linear("b", 4)
+    plan = Plan(builder.graph(), 2, {"a": LayerPlan("shard_out", 2, (2, 1))})
+    b, norm = 6 * 4 + 4, 6  # its running mean is no parameter
+    assert plan.flow.inputs["bn"].group_size == 2
+    assert plan.parameters_of(0) == 4 * 8 + 4 + 4 + b
+    assert plan.parameters_of(1) == 2 * 8 + 2 + 2 + b
+    assert Plan(builder.graph(), 2).parameters_of(1) == 6 * 8 + 6 + norm + b
+
+
+def test_rounds_that_are_no_longer_possible_become_one_with_a_warning():
+    """Behind another gather, no layers can run in rounds."""
+    plan = PLAN.with_rounds("B")
+    with pytest.warns(UserWarning, match="rounds 'B' became 'BK'"):
+        changed = plan.with_layer("fc2", scheme="shard_out", group_size=4)
+    assert changed == PLAN.with_layer("fc2", scheme="shard_out", group_size=4)
+
+
 def test_on_another_number_of_ranks_groups_lie_alike():
     plan = Plan.hybrid(vgg(), 4, 2)
     flow = plan.flow

@@ -89,6 +89,7 @@ def test_schedulers_that_are_refused(made, said):
         (dict(schedule=WarmupCosine(total=9)), "total=9 steps.*steps=10"),
         (dict(schedule=WarmupCosine(warmup=10)), "leaves none of 10 steps"),
         (dict(schedule=LRScheduler("OneCycleLR", max_lr=1, epochs=3)), "after 0 steps"),
+        (dict(schedule=LRScheduler("OneCycleLR", max_lr=1, steps_per_epoch=30)), "after 0 steps"),
         (dict(optimizer=SGD(0.1), schedule=CYCLE), "cycle_momentum=False, and SGD has none"),
         (dict(optimizer="adagrad", schedule=CYCLE), "Adagrad has none"),
         (dict(optimizer=Rprop(), schedule="warmup_cosine"), "Rprop .* would do nothing"),

@@ -9,6 +9,7 @@ def test_spans_follow_one_another():
     shard = Shard(0, (1, 0, 4))
     assert [shard.span(rank) for rank in range(3)] == [(0, 1), (1, 0), (1, 4)]
     assert shard.extent == 5
+    assert [Shard(0, (2, 3, 1)).span(rank) for rank in range(3)] == [(0, 2), (2, 3), (5, 1)]
 
 
 def test_every_block_is_cut_alike():

@@ -103,7 +103,7 @@ def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
         raise ValueError(f"shares must be non-negative and not all zero, got {tuple(shares)}")
     exact = [total * share / weight for share in shares]
     sizes = [int(quota) for quota in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda rank: (sizes[rank] - exact[rank], rank))
+    by_remainder = sorted(range(len(shares)), key=lambda rank: sizes[rank] - exact[rank])
     receivers = [rank for rank in by_remainder if shares[rank] > 0]
     for rank in receivers[: total - sum(sizes)]:
         sizes[rank] += 1
