@@ -258,3 +258,24 @@ def test_a_source_travels_without_its_module():
     source = Source("module", "Net", module=object(), skeleton=b"x")
     assert (pickle.loads(pickle.dumps(source)).module, source.module is None) == (None, False)
     assert pickle.loads(pickle.dumps(source)).skeleton == b"x"
+
+
+def test_what_follows_from_weights_is_no_part_of_a_fingerprint():
+    graph = mlp(8, 6)
+    other = replace(graph, layers=(replace(graph.layers[0], num_embeddings=3),))
+    assert other != graph
+    assert other.fingerprint == graph.fingerprint
+    held = replace(graph.source, skeleton=b"x", module=object(), frozen=frozenset())
+    assert replace(graph, source=held).fingerprint == graph.fingerprint
+    assert replace(graph, source=held) == graph
+
+
+def test_a_table_has_the_layers_that_hold_parameters_or_are_not_counted():
+    first, relu, last = mlp(8, 6, 5).layers
+    unknown_relu = replace(relu, uncounted=True)
+    graph = replace(mlp(8, 6, 5), layers=(first, relu, last))
+    assert "relu0" not in graph._repr_html_()
+    assert ">fc0</td>" in graph._repr_html_()
+    told = replace(graph, layers=(first, unknown_relu, last))._repr_html_()
+    for said in (">fc0</td>", ">relu0</td>", "FLOPs of relu0 are not known", "sample of 8 "):
+        assert said in told

@@ -42,11 +42,21 @@ def test_whole_numbers_are_int64():
         (dict(shape=(2,), dtype="int64"), "says how many there are"),
         (dict(shape=(2,), dtype="bool", vocabulary=2), "says how many there are"),
         (dict(shape=(2,), vocabulary=0), "1 or more, got 0"),
+        (dict(shape=(2,), vocabulary=2.5), "1 or more, got 2.5"),
+        (dict(shape=(-1,)), "one sample's without the batch"),
+        (dict(shape=(2.5,)), "one sample's without the batch"),
     ],
 )
 def test_impossible_inputs(given, says):
     with pytest.raises(ValueError, match=says):
         Input(**given)
+
+
+def test_the_least_inputs():
+    assert Input([1], vocabulary=1) == Input((1,), "int64", 1)
+    assert Input(()).is_real
+    assert not IDS.is_real
+    assert not MASK.is_real
 
 
 def test_bytes_of_a_sample_are_those_of_all_inputs():
@@ -64,7 +74,7 @@ def test_inputs_read_well():
 def test_only_one_first_tensor_that_is_no_mask_is_plain():
     one = Input((4,))
     assert plain_input((one,)) is one
-    assert not any(map(plain_input, [(IMAGE,), (Input((4,), "bool"),), (IMAGE, IDS)]))
+    assert not any(map(plain_input, [(IMAGE,), (Input((4,), "bool"),), (IMAGE, IDS), (one, one)]))
 
 
 def test_layers_read_several_inputs_under_their_names():

@@ -149,6 +149,14 @@ def test_wrong_text_gets_one_clear_error(old, new, says):
         Plan.from_toml(text.replace(old, new, 1))
 
 
+def test_a_text_is_of_65_536_ranks_at_most():
+    text = Plan.data_parallel(mlp(4, 2), 2).to_toml()
+    most = Plan.from_toml(text.replace("world_size = 2", "world_size = 65_536"))
+    assert most.world_size == 65_536
+    with pytest.raises(PlanError, match="at most 65,536 in a text, got 65537"):
+        Plan.from_toml(text.replace("world_size = 2", "world_size = 65_537"))
+
+
 def test_a_plan_for_another_model_is_refused():
     with pytest.raises(PlanError, match="this plan is for"):
         Plan.from_toml(PLAN.to_toml(), graph=mlp(3, 4))

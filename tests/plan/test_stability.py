@@ -82,6 +82,14 @@ def test_advice():
     assert advice(late.replace(sync=Pipelined(width=2, warmup=10)), STEEP) == ""
 
 
+def test_steps_that_are_late_by_none_are_not_advised_against():
+    """A rate that is too large for synchronous steps too is another matter."""
+    run = Experiment(**FIELDS).replace(optimizer=SGD(lr=1.0))
+    assert largest_lr(run, STEEP) == pytest.approx(0.2)
+    assert advice(run.replace(sync=Pipelined(width=1)), STEEP) == ""
+    assert advice(run.replace(sync=Pipelined(width=2)), STEEP).startswith("likely to diverge")
+
+
 def test_nothing_is_claimed_where_nothing_is_known():
     run = Experiment(**FIELDS).replace(sync=Pipelined())
     flat = Curvature(value=-1.0, change=0.0, step=0, batches=1)

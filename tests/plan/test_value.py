@@ -9,7 +9,7 @@ from pydantic import BaseModel
 import workbench as wb
 from tests.plan import graphs
 from workbench.plan.errors import ExperimentError
-from workbench.plan.value import Value
+from workbench.plan.value import Value, by_name, dump, own_names
 
 
 def values(base: type = Value) -> Iterator[type[Value]]:
@@ -37,6 +37,67 @@ def test_tab_completes_what_is_ours(value):
     pydantic = {name for name in dir(BaseModel) if name[:1] != "_"} - set(vars(value))
     assert pydantic.isdisjoint(dir(value))
     assert "replace" in dir(value)
+
+
+def test_what_begins_with_a_line_is_not_shown_and_stays():
+    assert own_names(["__init__", "model_dump", "lr", "_own"]) == ["__init__", "lr", "_own"]
+
+
+def test_a_value_without_fields_documents_none():
+    assert "Attributes:" not in inspect.getdoc(wb.Digits)
+    assert "Attributes:" in inspect.getdoc(wb.SGD)
+
+
+NAMED = {"sgd": wb.SGD, "adam": wb.Adam}
+
+
+@pytest.mark.parametrize(
+    ("also", "given", "said"),
+    [
+        ("", "lion", "^no rule 'lion'; there are 'sgd', 'adam'$"),
+        ("a function", "lion", "^no rule 'lion'; there are 'sgd', 'adam' and a function$"),
+        ("", "LBFGS", "^no rule 'LBFGS': it looks at all; there are 'sgd', 'adam'$"),
+        ("", {"kind": "lbfgs"}, "no rule 'lbfgs': it looks at all"),
+        ("", 3, r"^int is no rule .* such as wb.SGD\(...\), and their names: 'sgd', 'adam'$"),
+        ("", wb.Digits, "^Digits is no rule"),
+    ],
+)
+def test_a_name_of_none_is_told_the_others(also, given, said):
+    with pytest.raises(ValueError, match=said):
+        by_name("rule", NAMED, also, {"lbfgs": "it looks at all"}).func(given)
+
+
+def test_a_name_is_the_value_with_all_defaults():
+    value = by_name("rule", NAMED).func
+    assert value("adam") == wb.Adam()
+    assert value(given := wb.SGD(lr=0.1)) is given
+    assert value(table := {"kind": "other"}) is table  # as the fields' own checks say
+
+
+def test_a_text_has_a_line_for_each_entry():
+    tables = {"a": {"x": 1, "y": (1, 2), "z": {"b": [{"c": 1}]}}, "rows": [{"d": 1}, {"d": 2}]}
+    assert dump(tables).split("\n") == [
+        "[a]",
+        "x = 1",
+        "y = [1, 2]",
+        "z = {b = [{c = 1}]}",
+        "",
+        "[[rows]]",
+        "d = 1",
+        "",
+        "[[rows]]",
+        "d = 2",
+        "",
+    ]
+    assert dump({"a": {"x": [{"c": 1}, {"c": 2}], "y": []}}).split("\n") == [
+        "[a]",
+        "x = [",
+        "    {c = 1},",
+        "    {c = 2},",
+        "]",
+        "y = []",
+        "",
+    ]
 
 
 def test_instances_as_well():

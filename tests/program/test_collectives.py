@@ -1,13 +1,16 @@
 """What instructions call, by hand: a perceptron of 4, 6 and 2 features, six rows on two ranks."""
 
+from dataclasses import replace
+
 import pytest
 
 import workbench as wb
 from tests.plan import graphs
+from workbench.plan.graph import Weight
 from workbench.plan.placement.layout import Conversion, Layout
 from workbench.plan.placement.placement import Partial, Replicate, Shard
 from workbench.plan.plan import Plan
-from workbench.program.collectives import crossing_of
+from workbench.program.collectives import crossing_of, trained_hidden
 from workbench.program.instructions import Reduce
 from workbench.program.rows import Rows
 from workbench.program.step import program_of
@@ -298,3 +301,41 @@ def test_groups_follow_from_the_purpose():
     assert groups["all_reduce", "replica", 2] == [[0, 2], [1, 3]]
     assert groups["all_reduce", "replica", 1] == [[0, 1, 2, 3]]
     assert groups["all_reduce", "control", 1] == [[0, 1, 2, 3]]
+
+
+def test_normalization_of_own_rows_sums_all_channels():
+    graph = graphs.Builder((3, 4, 4)).norm("bn").add("flatten", "flatten", (48,)).linear("fc", 2)
+    plan = Plan.data_parallel(graph.graph(), 2).with_batch_norm("synchronized")
+    calls = [call for call in told(every(plan)) if call[1] == "bn"]
+    assert calls == [  # nothing flows back to the model's input
+        ("all_reduce", "bn", "forward", "norm", 1, [3 + 1] * 2, 4),
+        ("all_reduce", "bn", "forward", "norm", 1, [3] * 2, 4),
+    ]
+
+
+def positions(hidden, *, trained=True):
+    """Attention whose bias of positions is a small perceptron's, as in windows of version 2."""
+    graph = graphs.Builder((4, 6)).linear("embed", 12).attention("attention", 3).graph()
+    table = (
+        Weight("attention.cpb_mlp.0.weight", (hidden, 2), trainable=trained),
+        Weight("attention.cpb_mlp.0.bias", (hidden,), trainable=trained),
+        Weight("attention.cpb_mlp.2.weight", (3, hidden)),
+    )
+    layers = [
+        replace(layer, weights=layer.weights + table) if layer.kind == "attention" else layer
+        for layer in graph.layers
+    ]
+    return replace(graph, layers=tuple(layers))
+
+
+def test_heads_sum_the_gradient_of_what_positions_have_in_common():
+    graph = positions(5)
+    heads = Plan.data_parallel(graph, 2).with_layer("attention", scheme="shard_heads")
+    both = 2 * 5 + 5
+    found = ("all_reduce", "attention", "backward", "shard", 2, [both] * 2, 4)
+    assert told(every(heads)).count(found) == 1
+    assert trained_hidden(graph["attention"]) == 5
+    assert trained_hidden(positions(5, trained=False)["attention"]) == 0
+    assert trained_hidden(GRAPH.layers[0]) == 0
+    whole = told(every(Plan.data_parallel(graph, 2)))
+    assert not [call for call in whole if call[1] == "attention"]

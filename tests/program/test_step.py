@@ -130,6 +130,22 @@ def test_rounds_gather_the_next_rows_ahead():
     assert {one.on.round for one in taken} == {0, 1}
 
 
+def test_sums_begin_in_the_last_round():
+    """Those of the tail behind its last backward pass, and the head's behind its own."""
+    sync = wb.Synchronous(bucket_bytes=1)
+    plan = Plan.data_parallel(GRAPH, 4).with_layer("fc0", scheme="shard_out", group_size=2)
+    instructions = program_of(experiment(plan.with_rounds("B"), sync=sync)).instructions
+    reduces = [one for one in instructions if isinstance(one, Reduce)]
+    assert len(reduces) == 8  # of four layers, weights and biases
+    rounds = {}
+    for one in reduces:
+        (after,) = set(one.after)
+        made = instructions[after]
+        assert isinstance(made, Backward)
+        rounds.setdefault(made.operation.label, set()).add(made.on.round)
+    assert rounds == {"fc2": {1}, "fc1": {1}, "fc0": {1}, "conv": {None}}
+
+
 def test_a_round_can_be_a_step_of_its_own():
     sync = wb.Synchronous(per_round=True)
     program = program_of(experiment(PAIRS.with_rounds("B"), sync=sync, shard_optimizer=True))

@@ -194,7 +194,6 @@ def group_sizes_of(plan: Plan) -> tuple[int, ...]:
     """The group sizes that a plan's placements have, ascending."""
     flow = plan.flow
     sizes = {layout.group_size for layout in (*flow.inputs.values(), *flow.outputs.values())}
-    sizes |= {weight.group_size for weight in flow.weights.values()}
     steps = (*flow.edges.values(), *flow.returns.values())
     return tuple(sorted(sizes | {step.group_size for path in steps for step in path}))
 
