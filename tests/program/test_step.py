@@ -225,6 +225,119 @@ def test_one_rank_s_lines_are_those_in_which_it_takes_part():
     assert "<table" in program.of(1)._repr_html_()
 
 
+def calls(run, rank, ranks_per_host=None):
+    """(op, label, size of groups) of what a rank calls."""
+    found = program_of(run, ranks_per_host).of(rank).calls()
+    return [(call.op, call.label, call.group_size) for call in found]
+
+
+STATUS = ("all_reduce", "status", 1)
+SMALL = Plan.data_parallel(graphs.mlp(4, 6, 2), 2)
+
+
+def test_a_rank_begins_a_sum_when_its_own_gradients_are_there():
+    sync = wb.Synchronous(bucket_bytes=1)
+    found = list(program_of(experiment(SMALL, sync=sync)).of(1).calls())
+    sizes = [call.numel.tolist() for call in found if call.label == "gradients"]
+    assert sizes == [[2, 2], [12, 12], [6, 6], [24, 24]]  # from the last bias to the first weight
+    assert found[-1].label == "status"
+
+
+def test_late_sums_begin_behind_the_agreement():
+    run = experiment(SMALL, sync=Pipelined(width=2))
+    assert calls(run, 0) == [STATUS, ("all_reduce", "gradients", 1)]
+
+
+def test_a_rank_without_a_part_takes_none_in_its_sums():
+    plan = Plan.data_parallel(graphs.mlp(4, 6, 2), 4)
+    plan = plan.with_layer("fc0", scheme="shard_out", group_size=2, shares=(1, 0))
+    summed = [
+        [size for op, label, size in calls(experiment(plan), rank) if label == "gradients"]
+        for rank in range(4)
+    ]
+    assert summed == [[1, 2], [1], [1, 2], [1]]
+
+
+def mixed():
+    """Four layers over pairs, cut in such ways that members fill their buckets at other times."""
+    plan = Plan.data_parallel(graphs.mlp(4, 4, 4, 4, 4), 4)
+    cuts = ("shard_in", None), ("shard_out", (3, 1)), ("shard_in", (0, 1)), ("shard_in", None)
+    for index, (scheme, shares) in enumerate(cuts):
+        plan = plan.with_layer(f"fc{index}", scheme=scheme, group_size=2, shares=shares)
+    return program_of(experiment(plan, sync=wb.Synchronous(bucket_bytes=1)))
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_sums_each_of_its_buckets_once_and_in_their_order(rank):
+    program = mixed()
+    one = program.of(rank)
+    sizes = [4 * call.numel[rank] for call in one.calls() if call.label == "gradients"]
+    assert sizes == [bucket.bytes for bucket in one.buckets]
+    parts = map(one.part_of, (i for i in program.instructions if isinstance(i, Reduce)))
+    found = [bucket for bucket, after in filter(None, parts)]
+    assert sorted(found, key=str) == sorted(one.buckets, key=str)
+
+
+@pytest.mark.parametrize(
+    ("fields", "op"),
+    [
+        (dict(shard_optimizer=True), "all_gather"),
+        (dict(sync=ParameterServer()), "broadcast"),
+        (dict(sync=wb.LocalSGD(every=2)), "all_reduce"),
+    ],
+)
+def test_a_rank_hands_out_its_buckets_in_their_order(fields, op):
+    plan = Plan.data_parallel(graphs.mlp(4, 6, 2), 4)
+    plan = plan.with_layer("fc1", scheme="shard_in", group_size=2)
+    found = [call for call in calls(experiment(plan, **fields), 1) if call[1] == "parameters"]
+    # Backward comes to the layer over pairs first; averages are taken in the order of sizes.
+    sizes = [1, 2] if op == "all_reduce" else [1, 2][::-1]
+    assert found == [(op, "parameters", k) for k in sizes]
+
+
+def test_rows_are_gathered_ahead_where_ranks_share_no_memory():
+    plan = SMALL.with_layer("fc1", scheme="shard_out").with_rounds("B")
+    run = experiment(plan, batch_size=8)
+    gather, back = ("all_gather", "fc1", 2), ("reduce_scatter", "fc1", 2)
+    loss = [("all_gather", "labels", 2), gather, ("all_reduce", "fc1", 2)]
+    end = [("all_reduce", "gradients", 1), STATUS]
+    for hosts in (None, 2):
+        assert calls(run, 0, hosts) == [gather, *loss, back, gather, *loss, back, *end]
+    for rank in (0, 1):
+        assert calls(run, rank, 1) == [gather, gather, *loss, back, *loss, back, *end]
+
+
+def test_rows_are_gathered_ahead_where_some_of_a_group_share_no_memory():
+    plan = Plan.data_parallel(graphs.mlp(4, 6, 2), 4).with_layer(
+        "fc1", scheme="shard_out", group_size=2
+    )
+    run = experiment(plan.with_rounds("B"), batch_size=8)
+    begun = [[call[0] for call in calls(run, rank, 3)[:2]] for rank in range(4)]
+    assert begun == [["all_gather"] * 2] * 4  # the labels', and across hosts the next round's rows
+    seconds = [calls(run, rank, 3)[1][1] for rank in range(4)]
+    assert seconds == ["labels", "labels", "fc1", "fc1"]
+
+
+def test_first_steps_are_those_of_a_program_of_their_own():
+    program = program_of(experiment(PAIRS, sync=Pipelined(width=2, warmup=3)))
+    assert [program.at(step) is program.warm for step in (0, 2, 3, 9)] == [True, True, False, False]
+    assert [program.at(step) is program for step in (2, 3)] == [False, True]
+    assert words(program.warm)[-3:] == ["wait", "agree", "update"]
+    assert program.of(2).warm.rank == 2
+    assert program.of(2).warm.program is program.warm
+    assert list(program.warm.of(2).calls())[-1].label == "status"
+
+
+def test_a_rank_has_buckets_of_its_own():
+    plan = Plan.data_parallel(graphs.mlp(4, 6, 2), 4)
+    plan = plan.with_layer("fc0", scheme="shard_out", group_size=2, shares=(2, 1))
+    program = program_of(experiment(plan, sync=wb.Pipelined(width=2), shard_optimizer=True))
+    one = program.of(3)
+    assert [bucket.sizes for bucket in one.buckets] == [(8, 48), (8, 32)]
+    assert [bucket.sizes for bucket in one.handed] == [(8, 48), (8, 32)]
+    assert [bucket.sizes for bucket in program.of(2).handed] == [(8, 48), (16, 64)]
+
+
 @pytest.mark.parametrize("rank", [-1, 4])
 def test_a_rank_that_is_not_there(rank):
     with pytest.raises(IndexError, match="there are 0 to 3"):
