@@ -9,6 +9,7 @@ import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,7 +77,7 @@ def hostile_texts(draw: Callable[..., Any]) -> tuple[type, str]:
         if isinstance(held, dict) and draw(st.integers(0, 4)) == 0:
             held[draw(st.sampled_from([*MARKUP, "plan", "kind", "self", "__class__"]))] = held[last]
         else:
-            held[last] = draw(LEAVES)
+            held[last] = deepcopy(draw(LEAVES))  # else a list may come to lie in itself
     return kind, tomlkit.dumps(content)
 
 

@@ -42,3 +42,13 @@ def test_toml_is_read():
     assert toml_of("a = [1, 2]", PlanError) == {"a": [1, 2]}
     with pytest.raises(PlanError, match="not TOML: "):
         toml_of("a = ", PlanError)
+
+
+def test_whole_numbers_have_64_bits():
+    assert toml_of(f"a = {-(2**63)}\nb = [{{c = {2**63 - 1}}}]", PlanError) == {
+        "a": -(2**63),
+        "b": [{"c": 2**63 - 1}],
+    }
+    for number, digits in ((2**63, 19), (-(2**63) - 1, 20), (10**400, 401)):
+        with pytest.raises(PlanError, match=f"beyond 64 bits, of {digits} digits"):
+            toml_of(f"a = [{{b = {number}}}]", PlanError)

@@ -55,11 +55,26 @@ def toml_of(text: str, error: type[ValueError]) -> dict[str, Any]:
         error: the class of the error to raise where it is no TOML.
 
     Raises:
-        ValueError: it is not TOML, or nested too deeply; it is of the given type.
+        ValueError: it is not TOML, nested too deeply, or has a whole number beyond 64 bits; it is
+            of the given type.
     """
     try:
-        return tomllib.loads(text)
+        content = tomllib.loads(text)
     except ValueError as wrong:  # a number of thousands of digits is none of tomllib's own errors
         raise error(f"not TOML: {wrong}") from None
     except RecursionError:
         raise error("not TOML: it is nested too deeply") from None
+    for number in _whole_numbers(content):
+        if not -(2**63) <= number < 2**63:
+            raise error(f"not TOML: a whole number beyond 64 bits, of {len(str(number))} digits")
+    return content
+
+
+def _whole_numbers(content: object) -> Iterator[int]:
+    left = [content]
+    while left:  # in a loop, since tables may lie deep in one another
+        value = left.pop()
+        if isinstance(value, dict | list):
+            left += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, int):
+            yield value

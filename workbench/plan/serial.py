@@ -289,12 +289,19 @@ def _entry_of(blank: object, **others: Any) -> type[BaseModel]:
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 _Number = Annotated[int, Field(ge=-1, le=2**63 - 1)]  # -1: a draw that has no batch
+_Shape = tuple[Annotated[int, Field(ge=0, le=2**63 - 1)], ...]
 _Kind = Annotated[str, Field(pattern=f"^({'|'.join(KINDS)})$")]
 _Entries = tuple[dict[str, Any], ...]
 _IN_RANGE = {int: _Number, int | None: _Number | None, tuple[int, ...]: tuple[_Number, ...]}
-_InputEntry = _entry_of(_BLANK_INPUT, shape=(tuple[_Number, ...], ...))
-_WeightEntry = _entry_of(_BLANK_WEIGHT)
-_LayerEntry = _entry_of(_BLANK_LAYER, kind=(_Kind, ...), weights=(_Entries, ()))
+_InputEntry = _entry_of(_BLANK_INPUT, shape=(_Shape, ...))
+_WeightEntry = _entry_of(_BLANK_WEIGHT, shape=(_Shape, ()))
+_LayerEntry = _entry_of(
+    _BLANK_LAYER,
+    kind=(_Kind, ...),
+    input_shape=(_Shape, ()),
+    output_shape=(_Shape, ()),
+    weights=(_Entries, ()),
+)
 
 
 class _SourceEntry(BaseModel):
@@ -310,7 +317,7 @@ class _GraphEntry(BaseModel):
 
     fingerprint: str
     source: _SourceEntry
-    input_shape: tuple[_Number, ...] | None = None
+    input_shape: _Shape | None = None
     inputs: _Entries = ()
     num_classes: _Number
     outputs: Annotated[tuple[str, ...], Field(min_length=1)]

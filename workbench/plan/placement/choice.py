@@ -1,6 +1,5 @@
 """One layer's choice in a plan."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +9,7 @@ from workbench.plan.errors import PlanError
 from workbench.plan.extension.extension import extension_of, installed, name_of, named
 from workbench.plan.extension.own import Own, OwnObjectError
 from workbench.plan.graph import Graph, Layer, unknown
+from workbench.plan.placement.division import is_share
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.mesh import group_sizes
 from workbench.plan.placement.placement import Replicate
@@ -246,7 +246,7 @@ def _check_shares(place: str, layer: Layer, choice: LayerPlan, shares: tuple[flo
         raise PlanError(
             f"{place}: {len(shares)} shares {shares} for a group of {choice.group_size} ranks"
         )
-    if not all(isinstance(s, int | float) and math.isfinite(s) and s >= 0 for s in shares):
+    if not all(map(is_share, shares)):
         raise PlanError(f"{place}: shares must be numbers >= 0, got {shares}")
     if not any(shares):
         raise PlanError(f"{place}: all shares are zero, so that no rank would hold the layer")

@@ -8,7 +8,6 @@ Source: Moreno-Alvarez et al. 2020 (doi:10.1007/s11227-020-03200-6), and 2022
 (doi:10.1007/s11227-022-04399-2) for the weights.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -17,6 +16,8 @@ from workbench.plan.placement.placement import apportion
 
 # Elements; a multiple of every vector's length: kernels may round the rest of a tensor differently.
 BLOCK = 64
+
+_MOST_SHARE = 2**63  # shares are relative; products of one and rows, and sums, are then finite
 
 
 def divide(lengths: Sequence[int], shares: Sequence[float]) -> list[tuple[int, ...]]:
@@ -49,6 +50,12 @@ def divide(lengths: Sequence[int], shares: Sequence[float]) -> list[tuple[int, .
     ]
 
 
+def is_share(value: object) -> bool:
+    """Whether it is a number that can be the share of a rank: 0 or more, and finite."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= _MOST_SHARE
+
+
 def checked_shares(shares: Sequence[float] | None, ranks: int) -> tuple[float, ...] | None:
     """The relative shares of ranks; None where all are equal.
 
@@ -62,11 +69,7 @@ def checked_shares(shares: Sequence[float] | None, ranks: int) -> tuple[float, .
     if shares is None:
         return None
     given = tuple(shares) if isinstance(shares, Sequence) else (shares,)
-    numbers = all(
-        isinstance(s, int | float) and not isinstance(s, bool) and math.isfinite(s) and s >= 0
-        for s in given
-    )
-    if not numbers or len(given) != ranks or not any(given):
+    if not all(map(is_share, given)) or len(given) != ranks or not any(given):
         raise PlanError(
             f"shares must be {ranks} numbers >= 0, one for each rank and not all zero, "
             f"got {shares!r}"
