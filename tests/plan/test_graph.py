@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 import pytest
 
 from tests.plan.graphs import Builder, mlp
-from workbench.plan.graph import Source, Weight, unknown
+from workbench.plan.errors import unknown
+from workbench.plan.graph import Source, Weight
 from workbench.plan.inputs import Input
 
 

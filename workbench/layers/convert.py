@@ -47,6 +47,11 @@ class ConvertLayout(nn.Module):
         self.conversion, self.group, self.context, self.layer = conversion, group, context, layer
         self.learns = learns
         self._ahead: deque[PendingGather] = deque()
+        before, after = conversion.source.placement, conversion.target.placement
+        blocks = conversion.blocks
+        # Places of features: pieces of blocks lie end to end, and block by block they are whole.
+        self._joined = _places(before, blocks[0]) if isinstance(before, Shard) else None
+        self._parted = _places(after, blocks[1]) if isinstance(after, Shard) else None
 
     def start(self, x: Tensor, rows: tuple[int, ...]) -> None:
         """Starts to gather rows for a forward pass to come; passes take them in this order.
@@ -73,6 +78,16 @@ class ConvertLayout(nn.Module):
         """
         if x.requires_grad != self.learns and torch.is_grad_enabled():
             x = x.detach().requires_grad_(self.learns)
+        if self._parted is not None:
+            dim, places = self._parted
+            x = x.index_select(dim, places.argsort().to(x.device))
+        converted = self._converted(x)
+        if self._joined is not None:
+            dim, places = self._joined
+            converted = converted.index_select(dim, places.to(x.device))
+        return converted
+
+    def _converted(self, x: Tensor) -> Tensor:
         group, layer = self.group, self.layer
         source, target = self._cut(self.conversion.source), self._cut(self.conversion.target)
         partial = self.conversion.gradient == "partial"
@@ -105,3 +120,18 @@ class ConvertLayout(nn.Module):
         conversion = self.conversion
         back = ", gradient partial" if conversion.gradient == "partial" else ""
         return f"{conversion.source} -> {conversion.target}{back}"
+
+
+def _places(cut: Shard, blocks: int) -> tuple[int, Tensor] | None:
+    """(dimension, where each of its elements lies among all ranks' pieces, end to end).
+
+    Args:
+        cut: the lengths of the pieces.
+        blocks: the equal blocks of the dimension; 1: elements lie in their order, and None is
+            returned.
+    """
+    if blocks == 1:
+        return None
+    ends = torch.arange(cut.extent).split(cut.sizes)
+    pieces = [piece.view(blocks, -1) for piece in ends]
+    return cut.dim, torch.cat(pieces, dim=1).flatten()

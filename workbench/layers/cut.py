@@ -27,7 +27,9 @@ from workbench.layers.norms import (
     guard,
     instance_norm,
 )
+from workbench.model.tracing.draws import Held
 from workbench.model.tracing.trace import skeleton
+from workbench.model.tracing.trials.propagation import with_pieces
 from workbench.model.weights.slices import Reader
 from workbench.plan.graph import Layer
 from workbench.plan.placement.layout import ROWS, Conversion
@@ -106,6 +108,7 @@ class _Cutting:
         self.nodes = {node.name: node for node in self.traced.graph.nodes}
         self.steps: dict[tuple[str, tuple[Conversion, ...]], torch.fx.Node] = {}
         self.dtypes: LayerDtypes | None = None
+        self._sizes = {self.nodes[one.node] for one in self.graph.layers if one.kind == "size"}
 
     def apply(self, reader: Reader, device: torch.device, dtype: torch.dtype | None) -> CutModel:
         layers, flow, rank = self.graph.layers, self.flow, self.rank
@@ -195,6 +198,9 @@ class _Cutting:
 
     def _function(self, layer: Layer, node: torch.fx.Node) -> None:
         node.target = _IN_ORDER.get(node.target, node.target)
+        if layer.name in self.flow.ways:
+            way, counts = self.flow.ways[layer.name]
+            with_pieces(node, way.scaled, counts[self.rank % len(counts)], way.pieces)
         if self._leaves_input(layer):
             if node.kwargs.get("inplace"):
                 node.update_kwarg("inplace", False)
@@ -224,8 +230,16 @@ class _Cutting:
             return
         node = self.nodes[layer.node]
         group_size = self.flow.inputs[layer.name].group_size
-        drawn = Drawn(called(self.traced, node), layer, group_size, self.context)
+        held = self._held_of_draws(layer)
+        drawn = Drawn(called(self.traced, node), layer, group_size, self.context, held)
         self._call(node, f"{layer.node}_drawn", drawn, node.args, node.kwargs)
+
+    def _held_of_draws(self, layer: Layer) -> Held | None:
+        if layer.name not in self.flow.ways:
+            return None
+        way, counts = self.flow.ways[layer.name]
+        member = self.rank % len(counts)
+        return Held(way.drawn, sum(counts[:member]), counts[member], way.pieces)
 
     def _leaves_input(self, layer: Layer) -> bool:
         """Returns whether this layer must not write into its input.
@@ -332,6 +346,19 @@ class _Cutting:
             steps = self.flow.edges[name, layer.name]
             if steps:
                 node.replace_input_with(self._node(name), self._converting(name, steps, layer.name))
+        if layer.name in self.flow.ways:
+            self._count_rows(layer, node)
+
+    def _count_rows(self, layer: Layer, node: torch.fx.Node) -> None:
+        """Lets a cut operation count the rows that it reads: those of its group."""
+        first = next(n for n in layer.inputs if self._node(n) not in self._sizes)
+        for name in layer.inputs:
+            if self._node(name) in self._sizes:
+                steps = self.flow.edges[first, layer.name]
+                with self.traced.graph.inserting_before(node):
+                    read = self._converting(first, steps, layer.name)
+                    rows = self.traced.graph.call_method("size", (read, 0))
+                node.replace_input_with(self._node(name), rows)
 
     def _converting(self, name: str, steps: tuple[Conversion, ...], reader: str) -> torch.fx.Node:
         """Returns the node that gives `name` after `steps`; readers with equal steps share it."""

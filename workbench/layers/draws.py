@@ -14,7 +14,15 @@ import torch.fx
 from torch import Tensor, nn
 
 from workbench.layers.context import BatchContext
-from workbench.model.tracing.draws import INDEPENDENT, Draws, drawing, hashed, kept, placed_bits
+from workbench.model.tracing.draws import (
+    INDEPENDENT,
+    Draws,
+    Held,
+    drawing,
+    hashed,
+    kept,
+    placed_bits,
+)
 from workbench.plan.graph import Layer
 from workbench.plan.placement.layout import Layout
 from workbench.plan.placement.placement import Shard
@@ -31,11 +39,19 @@ class PlacedDraws(Draws):
         layers: the layers whose random tensors are drawn, in their order.
         group_size: the size of the group whose rows are in the batch.
         context: the rows that are held now.
+        held: the part that this rank draws of each random tensor; None: all of its rows.
     """
 
-    def __init__(self, layers: Sequence[Layer], group_size: int, context: BatchContext) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        group_size: int,
+        context: BatchContext,
+        held: Held | None = None,
+    ) -> None:
         super().__init__()
         self.layers, self.group_size, self.context = layers, group_size, context
+        self.held = held
         every = [(layer, index) for layer in layers for index in range(len(layer.draws))]
         self._coming = iter(every)
 
@@ -60,7 +76,7 @@ class PlacedDraws(Draws):
                 f"{tuple(shape)}, where dimension {dim} was traced to have as many rows for each "
                 f"of the {len(samples)} samples"
             )
-        return placed_bits(key, shape, dim, samples)
+        return placed_bits(key, shape, dim, samples, self.held)
 
 
 class Drawn(nn.Module):
@@ -71,17 +87,23 @@ class Drawn(nn.Module):
         layer: the layer of the graph.
         group_size: the size of the group whose rows it computes.
         context: the rows that are held now.
+        held: the part that this rank draws of each random tensor; None: all of its rows.
     """
 
     def __init__(
-        self, call: Callable[..., Any], layer: Layer, group_size: int, context: BatchContext
+        self,
+        call: Callable[..., Any],
+        layer: Layer,
+        group_size: int,
+        context: BatchContext,
+        held: Held | None = None,
     ) -> None:
         super().__init__()
-        self.call, self.layer = call, layer
+        self.call, self.layer, self.held = call, layer, held
         self.group_size, self.context = group_size, context
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with drawing(PlacedDraws([self.layer], self.group_size, self.context)):
+        with drawing(PlacedDraws([self.layer], self.group_size, self.context, self.held)):
             return self.call(*args, **kwargs)
 
     def extra_repr(self) -> str:

@@ -13,6 +13,7 @@ import torch.fx
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
 
 from workbench.model.build import with_tensors
 from workbench.plan.inputs import Input
@@ -137,7 +138,7 @@ class LayerDtypes:
 
 
 class _Noting(torch.fx.Interpreter):
-    """Notes the type of every tensor that a node computes."""
+    """Notes the type of what every node computes; of several tensors, of the first."""
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
@@ -145,6 +146,7 @@ class _Noting(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         value = super().run_node(n)
-        if isinstance(value, Tensor):
-            self.found[n.name] = value.dtype
+        for first in pytree.tree_leaves(value)[:1]:
+            if isinstance(first, Tensor):
+                self.found[n.name] = first.dtype
         return value

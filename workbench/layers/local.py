@@ -154,7 +154,7 @@ def held(shape: tuple[int, ...], layout: Layout, rank: int) -> tuple[int, ...]:
     if not isinstance(layout.placement, Shard):
         return shape
     local = list(shape)
-    local[layout.placement.dim - 1] = layout.placement.sizes[rank % layout.group_size]
+    local[layout.placement.dim - 1] = layout.placement.length(rank % layout.group_size)
     return tuple(local)
 
 

@@ -28,8 +28,9 @@ from torch.overrides import TorchFunctionMode
 
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.vision import torchvision
+from workbench.plan.errors import unknown
 from workbench.plan.extension.sealed import imported, loaded
-from workbench.plan.graph import Source, unknown
+from workbench.plan.graph import Source
 
 
 def named(name: str, input_shape: tuple[int, ...], arguments: dict[str, Any]) -> Source:

@@ -1,6 +1,6 @@
 """Errors about values: what was given, where, and what would be valid."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -62,3 +62,14 @@ def _valid(name: str, meant: Mapping[str, str]) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def unknown(what: str, given: str, valid: Iterable[str], *, of: str = "") -> str:
+    """An error's text for a name that does not exist, with the nearest that do."""
+    names = sorted(valid)
+    near = get_close_matches(given, names, n=3, cutoff=0.5)
+    place = f" of {of}" if of else ""
+    if near:
+        return f"no {what} {given!r}{place}; did you mean {', '.join(map(repr, near))}?"
+    shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+    return f"no {what} {given!r}{place}; there are {shown}"

@@ -8,10 +8,9 @@ on the batch is given by `rows`, the rows of dimension 0 for each sample:
     rows = 0    no dependence on the batch: a parameter, a constant, or a size
 """
 
-import difflib
 import hashlib
 import math
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from html import escape
@@ -19,9 +18,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from workbench.plan.errors import unknown
 from workbench.plan.html import frame_of, save, table
 from workbench.plan.inputs import Input, plain_input, shown
 from workbench.plan.order import trainable_names
+from workbench.plan.placement.propagation import Propagation
 
 if TYPE_CHECKING:
     import pandas
@@ -100,6 +101,11 @@ class Layer:
         groups: the groups of a convolution, else 1.
         heads: the heads of an attention layer, else 0.
         num_embeddings: the rows of an embedding's table, else 0.
+        output_units: the equal pieces in which what follows may have a linear layer's features, as
+            the heads of a query; 0: any.
+        output_blocks: the equal blocks of these features that are cut alike, as of query and key.
+        input_units: the equal pieces in which a linear layer's input may come; 0: any.
+        propagations: the ways in which an operation of no other kind may be cut.
         target: the function or module that is called: "torch.nn.Conv2d", "operator.add" ...
         node: the name of the traced node.
         shared: the layer that owns the weights, if the module is called more than once; else "".
@@ -138,6 +144,10 @@ class Layer:
     evaluating: bool = False
     detached: bool = False
     num_embeddings: int = field(default=0, repr=False)
+    output_units: int = field(default=0, repr=False)
+    output_blocks: int = field(default=1, repr=False)
+    input_units: int = field(default=0, repr=False)
+    propagations: tuple[Propagation, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.uncounted and not self.flops:
@@ -334,6 +344,7 @@ class Graph:
                 layer.draws,
                 layer.evaluating,
                 layer.detached,
+                (layer.output_units, layer.output_blocks, layer.input_units, layer.propagations),
                 tuple((weight.shape, weight.trainable) for weight in owner.weights),
             )
             found[layer.name] = numbers.setdefault(look, len(numbers))
@@ -407,6 +418,9 @@ class Graph:
         shape = self.inputs if plain is None else plain.shape
         more = f", {plain.vocabulary} tokens" if plain and plain.vocabulary else ""
         more += f", {self.least_batch} samples" if self.least_batch > 1 else ""
+        units = [(one.output_units, one.output_blocks, one.input_units) for one in layers]
+        ways = [layer.propagations for layer in layers]
+        more += f", {units}, {ways}" if any(ways) else ""
         content = repr((self.source, shape, layers, outputs, self.roles, evaluating)) + more
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
@@ -446,17 +460,6 @@ def carries_gradient(layer: Layer, owner: Layer | None, learning: Collection[str
         return False
     weights = layer.weights if owner is None else (*layer.weights, *owner.weights)
     return any([w.trainable for w in weights]) or any([name in learning for name in layer.inputs])
-
-
-def unknown(what: str, given: str, valid: Iterable[str], *, of: str = "") -> str:
-    """An error's text for a name that does not exist, with the nearest that do."""
-    names = sorted(valid)
-    near = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
-    place = f" of {of}" if of else ""
-    if near:
-        return f"no {what} {given!r}{place}; did you mean {', '.join(map(repr, near))}?"
-    shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-    return f"no {what} {given!r}{place}; there are {shown}"
 
 
 def _line(layer: Layer) -> dict[str, Any]:

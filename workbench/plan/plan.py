@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.plan import serial, show
-from workbench.plan.errors import PlanError
+from workbench.plan.errors import PlanError, unknown
 from workbench.plan.extension.own import Own
-from workbench.plan.graph import Graph, Layer, unknown
+from workbench.plan.graph import Graph, Layer
 from workbench.plan.html import is_picture, save
 from workbench.plan.placement.choice import LayerPlan, as_scheme, checked, require
 from workbench.plan.placement.division import checked_shares, shared_out

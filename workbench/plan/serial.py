@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.dataclasses import dataclass as checked
 
-from workbench.plan.errors import PlanError, readable
+from workbench.plan.errors import PlanError, readable, unknown
 from workbench.plan.extension.own import Own
-from workbench.plan.graph import KINDS, Graph, Layer, Source, Weight, unknown
+from workbench.plan.graph import KINDS, Graph, Layer, Source, Weight
 from workbench.plan.inputs import Input, plain_input
 from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.propagation import Propagation
 from workbench.plan.value import dump
 
 T = TypeVar("T")
@@ -156,6 +157,7 @@ def _without_defaults(value: Any, default: Any) -> dict[str, Any]:
 _BLANK_INPUT = Input(())
 _BLANK_LAYER = Layer("", "", (), (), ())
 _BLANK_WEIGHT = Weight("", ())
+_BLANK_PROPAGATION = Propagation((), (), 0)
 
 
 def _graph_entries(graph: Graph) -> dict[str, Any]:
@@ -164,6 +166,10 @@ def _graph_entries(graph: Graph) -> dict[str, Any]:
         entry = _without_defaults(layer, _BLANK_LAYER)
         if layer.weights:
             entry["weights"] = [_without_defaults(w, _BLANK_WEIGHT) for w in layer.weights]
+        if layer.propagations:
+            entry["propagations"] = [
+                _without_defaults(p, _BLANK_PROPAGATION) for p in layer.propagations
+            ]
         layers.append(entry)
     source = graph.source
     evaluation = {} if graph.evaluation is None else _graph_entries(graph.evaluation)
@@ -257,7 +263,9 @@ def _require_connected(graph: Graph) -> None:
 def _layer(entry: Mapping[str, Any]) -> Layer:
     layer = _made(Layer, _LayerEntry, entry)
     weights = tuple(_made(Weight, _WeightEntry, each) for each in entry.get("weights", ()))
-    return replace(layer, weights=weights)
+    ways = entry.get("propagations", ())
+    cut = tuple(_made(Propagation, _PropagationEntry, each) for each in ways)
+    return replace(layer, weights=weights, propagations=cut)
 
 
 def _made(kind: type[T], entry: type[BaseModel], given: Mapping[str, Any]) -> T:
@@ -301,6 +309,13 @@ _LayerEntry = _entry_of(
     input_shape=(_Shape, ()),
     output_shape=(_Shape, ()),
     weights=(_Entries, ()),
+    propagations=(_Entries, ()),
+)
+_PropagationEntry = _entry_of(
+    _BLANK_PROPAGATION,
+    inputs=(tuple[_Shape, ...], ()),
+    output=(_Shape, ...),
+    pieces=(_Number, ...),
 )
 
 

@@ -88,7 +88,7 @@ def features(layout: Layout, shape: tuple[int, ...], world_size: int) -> Counts:
     if not isinstance(cut, Shard):
         return np.full(world_size, math.prod(shape), dtype=np.int64)
     others = math.prod(shape[: cut.dim - 1]) * math.prod(shape[cut.dim :])
-    return tiled(cut.sizes, world_size) * others
+    return tiled(cut.in_one_block.sizes, world_size) * others
 
 
 def tiled(sizes: Sequence[int], world_size: int) -> Counts:

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workbench as wb
+from tests.layers import heads
 from tests.plan import graphs
 from tests.predict.search.drawn import convolutions, tokens
 from tests.predict.search.machines import machine, machines
+from workbench.model.tracing.trace import trace
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.tail import RoundsError
@@ -83,6 +85,15 @@ def check(graph, some, world, found, limit, **fields):
 def test_it_equals_brute_force(graph, some):
     found = tried(graph, some, 2)
     check(graph, some, 2, found, 2**34)
+
+
+@pytest.mark.parametrize("inner", ["Fused", "Gated"])
+def test_heads_equal_brute_force(inner):
+    graph = trace(heads.made(inner), input_shape=(heads.TOKENS,), vocabulary=heads.VOCABULARY)
+    for some in (machine(), machine(latency=1e-7, bandwidth=1e10)):
+        found = tried(graph, some, 2)
+        check(graph, some, 2, found, 2**34)
+        check(graph, some, 2, found, sorted(size for _, size in found)[len(found) // 4])
 
 
 def test_groups_of_several_sizes():

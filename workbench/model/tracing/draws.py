@@ -38,7 +38,7 @@ Source: SplitMix64's finalizer (Steele, Lea and Flood 2014), Box and Muller 1958
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,7 +76,25 @@ def hashed(key: int, samples: Tensor, elements: Tensor) -> Tensor:
     return _mix(_mix(samples + _signed(key)) ^ (elements * _signed(_GOLDEN)))
 
 
-def placed_bits(key: int, shape: torch.Size, dim: int, samples: Tensor) -> Tensor:
+class Held(NamedTuple):
+    """The part of a random tensor that is drawn, of a dimension that is cut into equal pieces.
+
+    Attributes:
+        dim: the dimension, which is not that of the rows.
+        first: the first piece that is drawn.
+        number: the number of pieces that are drawn.
+        pieces: the number of all pieces.
+    """
+
+    dim: int
+    first: int
+    number: int
+    pieces: int
+
+
+def placed_bits(
+    key: int, shape: torch.Size, dim: int, samples: Tensor, held: Held | None = None
+) -> Tensor:
     """64 bits for each element of a random tensor, as int64 [shape].
 
     Args:
@@ -85,13 +103,26 @@ def placed_bits(key: int, shape: torch.Size, dim: int, samples: Tensor) -> Tenso
         dim: the dimension along which the rows of a sample are adjacent; `INDEPENDENT`: there is
             none.
         samples: the indices of the samples, in order, int64 [samples].
+        held: the part of it that has this shape, and is drawn; None: all of it.
+
+    Raises:
+        TraceError: the shape is not that of a part with so many pieces.
     """
+    if held is not None and (dim == INDEPENDENT or shape[held.dim] % held.number):
+        raise TraceError(f"a random tensor of shape {tuple(shape)} is not cut as {held} says")
     if dim == INDEPENDENT:
         elements = torch.arange(shape.numel(), device=samples.device)
         return hashed(key, torch.zeros_like(elements), elements).view(shape)
     rows = shape[dim] // max(len(samples), 1)
     before, behind = shape[:dim].numel(), shape[dim + 1 :].numel()
-    elements = torch.arange(before * rows * behind, device=samples.device)
+    if held is None:
+        elements = torch.arange(before * rows * behind, device=samples.device)
+    else:
+        each, whole = shape[held.dim] // held.number, [*shape[:dim], rows, *shape[dim + 1 :]]
+        whole[held.dim] = each * held.pieces
+        elements = torch.arange(math.prod(whole), device=samples.device).view(whole)
+        elements = elements.narrow(held.dim, each * held.first, each * held.number)
+        elements = elements.reshape(-1)
     bits = hashed(key, samples.view(1, -1, 1, 1), elements.view(before, 1, rows, behind))
     return bits.reshape(shape)
 

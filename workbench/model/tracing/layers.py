@@ -96,6 +96,10 @@ class _Layers:
             least_rows=_least_rows(node, module),
             least_rows_half=int(meta["least_rows_half"]),
             uncounted=kind == "op" and meta["uncounted"],
+            output_units=meta["units"][0],
+            output_blocks=meta["units"][1],
+            input_units=meta["units"][2],
+            propagations=meta["propagations"],
             evaluating=module is not None and _evaluates(module),
         )
 
@@ -189,6 +193,8 @@ class _Layers:
                         least_rows=0,
                         least_rows_half=0,
                         uncounted=False,
+                        units=(0, 1, 0),
+                        propagations=(),
                     )
 
 

@@ -27,6 +27,7 @@ from workbench.model.tracing.rewrites.detours import Detour, gather_detours
 from workbench.model.tracing.rewrites.inplace import drop_unused
 from workbench.model.tracing.tracer import ValueTracer
 from workbench.model.tracing.trials.independence import constants_of, show_independence
+from workbench.model.tracing.trials.propagation import find_propagations
 from workbench.plan.graph import ROLES, Graph, Source
 from workbench.plan.inputs import Input
 
@@ -220,11 +221,12 @@ class _Recorded:
         """
         try:
             inputs = dict(zip(self.tracer.inputs, self.samples, strict=True))
-            show_independence(self.nodes, self.root, constants, inputs)
+            known = show_independence(self.nodes, self.root, constants, inputs)
             roles = keep_outputs(self.nodes, self.roles, training=self.root.training)
             drop_unused(self.nodes, self.root)
             if self.root.training:
                 self.tracer.find_trained(self.nodes, self.root)
+            find_propagations(self.nodes, known)
             layers, outputs = layers_of(self.root, self.nodes)
         except OperationError as error:
             meta = error.node.meta

@@ -21,7 +21,7 @@ from torch import Tensor
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.files import TensorFile, write_tensors
 from workbench.model.weights.pieces import INDEX as OWN_INDEX
-from workbench.plan.graph import unknown
+from workbench.plan.errors import unknown
 
 Format = Literal["safetensors", "dcp"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from workbench.model.errors import CheckpointError
-from workbench.plan.graph import unknown
+from workbench.plan.errors import unknown
 
 DTYPES = {
     "F64": torch.float64,

@@ -16,7 +16,8 @@ from workbench.model.build import build
 from workbench.model.errors import CheckpointError, ModelError
 from workbench.model.weights.files import write_tensors
 from workbench.model.weights.slices import WeightsFile, expect
-from workbench.plan.graph import Graph, Weight, unknown
+from workbench.plan.errors import unknown
+from workbench.plan.graph import Graph, Weight
 
 
 def initialize(

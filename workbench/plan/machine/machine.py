@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
-from workbench.plan.errors import MachineError
+from workbench.plan.errors import MachineError, unknown
 from workbench.plan.experiment.precision import Precision
-from workbench.plan.graph import Graph, unknown
+from workbench.plan.graph import Graph
 from workbench.plan.html import frame_of, is_picture, save, table
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.known_machines import KNOWN

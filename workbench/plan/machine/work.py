@@ -116,9 +116,11 @@ def _of_piece(plan: PlacedLayers, layer: Layer, member: int, samples: int, preci
     """The work of one member of a group on the group's samples."""
     graph, flow = plan.graph, plan.flow
     itemsize, weight_itemsize = _ITEMSIZE[precision]
-    read, given = flow.inputs[layer.name], flow.outputs[layer.name]
-    reads = _reads(graph, layer)
-    inputs = [(local_shape(shape, read, member) if rows else shape, rows) for shape, rows in reads]
+    given, reads = flow.outputs[layer.name], _reads(graph, layer)
+    inputs = [
+        (local_shape(shape, flow.read(name, layer.name), member) if rows else shape, rows)
+        for name, shape, rows in reads
+    ]
     output = local_shape(layer.output_shape, given, member)
     owner = graph[layer.shared] if layer.shared else layer
     placed = [flow.weights[weight.name] for weight in owner.weights]
@@ -140,12 +142,12 @@ def _of_piece(plan: PlacedLayers, layer: Layer, member: int, samples: int, preci
     )
 
 
-def _reads(graph: Graph, layer: Layer) -> list[tuple[tuple[int, ...], int]]:
-    """(shape of one sample, rows for each sample) of every tensor that a layer reads."""
+def _reads(graph: Graph, layer: Layer) -> list[tuple[str, tuple[int, ...], int]]:
+    """(name, shape of one sample, rows for each sample) of every tensor that a layer reads."""
     reads = []
     for name in dict.fromkeys(layer.inputs):
         if name in graph.sources or graph[name].kind != "size":
-            reads.append((graph.shape_of(name), graph.rows_of(name)))
+            reads.append((name, graph.shape_of(name), graph.rows_of(name)))
     return reads
 
 

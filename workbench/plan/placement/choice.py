@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from workbench.plan.errors import PlanError
+from workbench.plan.errors import PlanError, unknown
 from workbench.plan.extension.extension import extension_of, installed, name_of, named
 from workbench.plan.extension.own import Own, OwnObjectError
-from workbench.plan.graph import Graph, Layer, unknown
+from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.division import is_share
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.mesh import group_sizes

@@ -52,8 +52,9 @@ def divide(lengths: Sequence[int], shares: Sequence[float]) -> list[tuple[int, .
 
 def is_share(value: object) -> bool:
     """Whether it is a number that can be the share of a rank: 0 or more, and finite."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value <= _MOST_SHARE
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return 0 <= value <= _MOST_SHARE
 
 
 def checked_shares(shares: Sequence[float] | None, ranks: int) -> tuple[float, ...] | None:

@@ -23,6 +23,7 @@ from workbench.plan.graph import Graph, Layer, Weight
 from workbench.plan.placement.choice import LayerPlan, placed_by_scheme
 from workbench.plan.placement.layout import ROWS, Conversion, Gradient, Layout, route, volume
 from workbench.plan.placement.placement import Replicate, Shard
+from workbench.plan.placement.propagated import Ways, cut_through, read_each, read_first
 from workbench.plan.placement.rules import (
     CARRIES_PARTIAL,
     SPLITTABLE,
@@ -72,7 +73,7 @@ def place_weight(
         division = choice.division(layer)
         return placed(choice.meant.holds(layer, weight, division, read.placement), k)
     if isinstance(read.placement, Shard):
-        return placed(Shard(0, read.placement.sizes), k)
+        return placed(Shard(0, read.placement.sizes, read.placement.blocks), k)
     return placed(Replicate(), k)
 
 
@@ -201,7 +202,27 @@ def read_without_scheme(
         every = (preferred, *coming, ROWS)
         candidates = [layout for layout in every if _shared(layer, shapes, layout)]
         return _least(graph, candidates, layer, coming, preferred)
+    if layer.propagations and any(isinstance(layout.placement, Shard) for layout in coming):
+        return _cut_as_it_comes(graph, layer, coming, preferred)
     return _rows_or_whole(graph, layer, coming, preferred)
+
+
+def _cut_as_it_comes(
+    graph: Graph, layer: Layer, coming: Sequence[Layout], preferred: Layout
+) -> Layout:
+    """The layout of an operation that may be cut, and of which an input comes so.
+
+    A cut of the first tensor is kept: that may be several tensors, which are not converted.
+    """
+    candidates = [
+        read_first(layer, index, layout)
+        for index, layout in enumerate(coming)
+        if isinstance(layout.placement, Shard)
+    ]
+    first = next(x for x, name in zip(coming, layer.inputs, strict=True) if graph.rows_of(name))
+    if first in candidates:
+        return first
+    return _least(graph, (*candidates, ROWS), layer, coming, preferred)
 
 
 def _rows_or_whole(
@@ -233,12 +254,12 @@ def _least(
     if len(different) == 1:
         return different[0]
 
+    shapes = [graph.shape_of(name) for name in layer.inputs]
+
     def elements(target: Layout) -> float:
-        there = sum(
-            volume(layout, target, graph.shape_of(name))
-            for name, layout in zip(layer.inputs, coming, strict=True)
-        )
-        return there + volume(target, preferred, layer.output_shape)
+        each = read_each(layer, target, shapes)
+        there = sum(map(volume, coming, each, shapes))
+        return there + volume(after(layer, target), preferred, layer.output_shape)
 
     return min(different, key=elements)
 
@@ -258,12 +279,15 @@ class Flow:
     """The placements that follow from a plan.
 
     Attributes:
-        inputs: the layout in which each layer reads its inputs.
+        inputs: the layout in which each layer reads its inputs, or its first tensor (`read`).
         outputs: the layout of each layer's output, and of the model's own inputs.
         edges: the conversions between each (producer, reader), in order. Readers whose conversions
             start alike share them.
         returns: the conversions after each output of the model.
         weights: the placement of each weight, by its name in the state_dict.
+        ways: of operations that are cut by what was found in trying them, how, and the pieces of
+            each rank of a group.
+        apart: of those, the layouts in which (producer, reader) are read.
     """
 
     inputs: Mapping[str, Layout]
@@ -271,6 +295,12 @@ class Flow:
     edges: Mapping[tuple[str, str], tuple[Conversion, ...]]
     returns: Mapping[str, tuple[Conversion, ...]]
     weights: Mapping[str, WeightPlacement]
+    ways: Ways
+    apart: Mapping[tuple[str, str], Layout]
+
+    def read(self, name: str, reader: str) -> Layout:
+        """The layout in which a layer reads the output of another."""
+        return self.apart.get((name, reader), self.inputs[reader])
 
     def returned(self, name: str) -> Layout:
         """The layout in which the model returns this output."""
@@ -292,7 +322,9 @@ def flow_of(
     """
     placing = Placing(graph, choices, held)
     placing.place()
-    edges, returns = conversions(graph, choices, placing.inputs, placing.outputs)
+    free = [layer for layer in graph.layers if layer.name not in placing.schemes]
+    ways, apart = cut_through(graph, free, placing.inputs)
+    edges, returns = conversions(graph, choices, placing.inputs, placing.outputs, apart)
     weights: dict[str, WeightPlacement] = {}
     whole: dict[Hashable, WeightPlacement] = {}  # the placement of most weights of most plans
     for layer in graph.layers:
@@ -306,7 +338,7 @@ def flow_of(
             if known is None:
                 known = whole[look] = place_weight(layer, weight, read, choices)
             weights[weight.name] = known
-    return Flow(placing.inputs, placing.outputs, edges, returns, weights)
+    return Flow(placing.inputs, placing.outputs, edges, returns, weights, ways, apart)
 
 
 def conversions(
@@ -314,8 +346,17 @@ def conversions(
     choices: Mapping[str, LayerPlan],
     inputs: Mapping[str, Layout],
     outputs: Mapping[str, Layout],
+    apart: Mapping[tuple[str, str], Layout],
 ) -> tuple[dict[tuple[str, str], tuple[Conversion, ...]], dict[str, tuple[Conversion, ...]]]:
-    """The conversions on every edge; readers are visited before their inputs, as gradients flow."""
+    """The conversions on every edge; readers are visited before their inputs, as gradients flow.
+
+    Args:
+        graph: the model.
+        choices: the choices of its layers.
+        inputs: the layout in which each layer reads its first tensor.
+        outputs: the layout of each layer's output, and of the model's own inputs.
+        apart: the layouts in which some (producer, reader) read something else.
+    """
     edges: dict[tuple[str, str], tuple[Conversion, ...]] = {}
     carried: dict[str, Gradient] = {}  # how the gradient of each layer's output arrives
 
@@ -341,7 +382,8 @@ def conversions(
         readers = [graph[reader] for reader in names]
         by_target: dict[Layout, list[Layer]] = {}
         for reader in readers:
-            by_target.setdefault(inputs[reader.name], []).append(reader)
+            target = apart.get((name, reader.name), inputs[reader.name])
+            by_target.setdefault(target, []).append(reader)
         carried[name] = "same"
         for target, group in by_target.items():
             if rows == 0:  # the same on every rank: nothing to convert
@@ -410,6 +452,24 @@ def _steps(
     path = route(source, target)
     starts = (source, *path)
     return tuple(
-        Conversion(start, end, gradient if end is path[-1] else "same", shape, rows)
+        Conversion(
+            _in_one_block(start),
+            _in_one_block(end),
+            gradient if end is path[-1] else "same",
+            shape,
+            rows,
+            (_blocks(start), _blocks(end)),
+        )
         for start, end in zip(starts, path, strict=False)
     )
+
+
+def _blocks(layout: Layout) -> int:
+    return layout.placement.blocks if isinstance(layout.placement, Shard) else 1
+
+
+def _in_one_block(layout: Layout) -> Layout:
+    if _blocks(layout) == 1:
+        return layout
+    assert isinstance(layout.placement, Shard)
+    return Layout(layout.group_size, layout.placement.in_one_block)

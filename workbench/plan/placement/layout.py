@@ -51,6 +51,8 @@ class Conversion:
             layout, or "partial" sums.
         shape: the shape of the tensor for one sample.
         rows: the rows of dimension 0 for each sample.
+        blocks: the equal blocks of the cut features before and after, which are cut alike
+            (`Shard.blocks`); the layouts themselves say the lengths of the pieces.
     """
 
     source: Layout
@@ -58,6 +60,7 @@ class Conversion:
     gradient: Gradient
     shape: tuple[int, ...]
     rows: int = 1
+    blocks: tuple[int, int] = (1, 1)
 
     @property
     def group_size(self) -> int:
@@ -89,7 +92,11 @@ def route(source: Layout, target: Layout) -> tuple[Layout, ...]:
     """The layouts on the way: one step inside groups of one size, else through ROWS."""
     if source == target:
         return ()
-    if ROWS in (source, target) or source.group_size == target.group_size:
+    one_block = not any(
+        isinstance(layout.placement, Shard) and layout.placement.blocks > 1
+        for layout in (source, target)
+    )
+    if ROWS in (source, target) or (source.group_size == target.group_size and one_block):
         return (target,)
     return (ROWS, target)
 

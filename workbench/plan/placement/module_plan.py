@@ -178,6 +178,12 @@ def _check_layer(plan: PlanOfModules, layer: Layer, choice: LayerPlan) -> None:
         )
     # The matrix; a bias of shard_in lies on one rank here, and on all as torch has it.
     placed = plan.flow.weights[layer.weights[0].name].placement
+    if isinstance(placed, Shard) and placed.blocks > 1:
+        raise PlanError(
+            f"{layer.name!r}: of each of {placed.blocks} blocks of features a rank has a piece, as "
+            "of query, key and value in one, and torch's Shard means one piece of all; "
+            f"plan.with_layer({layer.name!r}, scheme='replicate')"
+        )
     if isinstance(placed, Shard) and len(set(placed.sizes)) > 1:
         pieces = "/".join(map(str, placed.sizes))
         raise PlanError(
@@ -195,7 +201,9 @@ def _stays(plan: PlanOfModules, split: Mapping[str, LayerPlan], name: str) -> bo
         if reader in split:
             continue
         cut = isinstance(plan.flow.outputs[reader].placement, Shard)
-        if plan.flow.edges[name, reader] or not cut or len(set(plan.graph[reader].inputs)) > 1:
+        several = len(set(plan.graph[reader].inputs)) > 1
+        counts = bool(plan.graph[reader].propagations)  # heads, which are fewer on a rank
+        if plan.flow.edges[name, reader] or not cut or several or counts:
             return False
         if not _stays(plan, split, reader):
             return False

@@ -53,6 +53,11 @@ class Shard:
         (start, length), block = self.span(rank), sum(self.sizes)
         return tuple((start + index * block, length) for index in range(self.blocks))
 
+    @property
+    def in_one_block(self) -> "Shard":
+        """The sharding of the same lengths that has one block: its pieces lie end to end."""
+        return Shard(self.dim, tuple(self.blocks * size for size in self.sizes))
+
     def scaled(self, factor: int) -> "Shard":
         """The sharding in which every element is `factor` consecutive ones (flatten)."""
         return Shard(self.dim, tuple(size * factor for size in self.sizes), self.blocks)

@@ -23,8 +23,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from workbench.plan.errors import PlanError
-from workbench.plan.graph import Graph, unknown
+from workbench.plan.errors import PlanError, unknown
+from workbench.plan.graph import Graph
 from workbench.plan.placement.choice import LayerPlan
 
 

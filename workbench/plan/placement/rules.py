@@ -7,6 +7,7 @@
     flatten                                ROWS, R, S over channels (channel-major: sizes scale)
     add, mul                               two equal layouts out of ROWS, R, S
     layer_norm, op                         ROWS; R where every input is R over the same group
+    op with propagations                   S also, where trying it has shown so: attention by heads
     parameter, size                        independent of the batch: ROWS
 
 An unknown operation is never split by itself: each rank runs it on complete samples. A scheme of a
@@ -16,6 +17,7 @@ person's own may split it.
 from workbench.plan.graph import Layer
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.placement import Partial, Replicate, Shard
+from workbench.plan.placement.propagated import given, way_of
 
 SPLITTABLE = ("conv2d", "linear", "embedding", "attention")
 # One tensor in, one out, the layout kept; backward is linear in the gradient, so that
@@ -39,6 +41,8 @@ def can_keep(layer: Layer, layout: Layout) -> bool:
         case Shard(dim=dim):
             if layer.kind in ("batch_norm", "pool", "flatten"):
                 return dim == 1
+            if layer.propagations:
+                return way_of(layer, layout) is not None
             return layer.kind in ("elementwise", "dropout", "stochastic_depth", "add", "mul")
 
 
@@ -52,7 +56,7 @@ def after(layer: Layer, layout: Layout) -> Layout:
     if layer.kind == "flatten" and isinstance(layout.placement, Shard):
         factor = layer.output_shape[0] // layer.input_shape[0]
         return Layout(layout.group_size, layout.placement.scaled(factor))
-    return layout
+    return given(layer, layout) or layout
 
 
 def before(layer: Layer, layout: Layout) -> Layout:

@@ -209,12 +209,16 @@ class ShardOut(Scheme):
     def units(self, layer: Layer) -> int:
         if layer.groups > 1:
             return layer.groups
+        if layer.output_units:
+            return layer.output_units
         return layer.output_shape[feature_dim(layer.output_shape, layer.kind) - 1]
 
     def layouts(
         self, layer: Layer, division: Division, coming: Placement | None
     ) -> tuple[Placement, Placement]:
         units = Shard(feature_dim(layer.output_shape, layer.kind), division.sizes)
+        if layer.kind == "linear":
+            return Replicate(), self._features(layer, division, units.dim)
         if layer.groups == 1:
             return Replicate(), units
         read = units.scaled(layer.input_shape[0] // layer.groups)
@@ -225,7 +229,15 @@ class ShardOut(Scheme):
     ) -> Replicate | Shard:
         if layer.kind == "embedding":
             return Shard(1, division.sizes)
+        if layer.kind == "linear":
+            return self._features(layer, division, 0)
         return Shard(0, division.sizes).scaled(weight.shape[0] // self.units(layer))
+
+    def _features(self, layer: Layer, division: Division, dim: int) -> Shard:
+        """The features of a linear layer: whole heads, in each block of them."""
+        blocks = layer.output_blocks
+        each = layer.output_shape[-1] // (blocks * self.units(layer))
+        return Shard(dim, division.sizes, blocks).scaled(each)
 
 
 class ShardIn(Scheme):
@@ -239,6 +251,8 @@ class ShardIn(Scheme):
     def units(self, layer: Layer) -> int:
         if layer.kind == "embedding":
             return layer.num_embeddings
+        if layer.input_units:
+            return layer.input_units
         return layer.input_shape[feature_dim(layer.input_shape, layer.kind) - 1]
 
     def layouts(
@@ -248,8 +262,10 @@ class ShardIn(Scheme):
             return Replicate(), Partial()
         dim = feature_dim(layer.input_shape, layer.kind)
         if not division.given and isinstance(coming, Shard) and coming.dim == dim:
-            return coming, Partial()
-        return Shard(dim, division.sizes), Partial()
+            if coming.blocks == 1:
+                return coming, Partial()
+        each = layer.input_shape[dim - 1] // self.units(layer)
+        return Shard(dim, division.sizes).scaled(each), Partial()
 
     def holds(
         self, layer: Layer, weight: Weight, division: Division, read: Placement

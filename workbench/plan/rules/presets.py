@@ -12,6 +12,9 @@ Classifiers behind convolutions are heavy by far. So are a transformer's blocks,
 about one: every weight meets every token. The first stages of Swin and ConvNeXt are not: their
 images are large, and their weights few.
 
+A linear layer whose input comes cut from such layers is sharded by its input: the second of an MLP,
+also behind a gate, and the output of attention that is written out, which so is cut by heads.
+
 An embedding is cut by features, whose pieces travel once; one whose table also gives the scores of
 tokens is cut by the vocabulary, with those, so that whole scores are nowhere.
 
@@ -66,10 +69,9 @@ def hybrid(graph: Graph, group_size: int) -> dict[str, LayerPlan]:
         if layer.name in graph.shares_weights:
             choices |= _with_tied(graph, layer, group_size)
             continue
-        above = _fed_by(graph, layer)
         if layer.kind == "attention":
             scheme = "shard_heads"
-        elif above in choices and choices[above].scheme == "shard_out":
+        elif _comes_cut(graph, layer.inputs[0], choices):
             scheme = "shard_in"
         else:
             scheme = "shard_out"
@@ -135,14 +137,20 @@ def alike(one: LayerPlan, other: LayerPlan) -> bool:
     return first == second
 
 
-def _fed_by(graph: Graph, layer: Layer) -> str:
-    """The layer whose output reaches this one through element-wise layers only."""
-    name = layer.inputs[0]
-    while name not in graph.sources and graph[name].kind in ("elementwise", "dropout"):
-        if len(graph.consumers[name]) > 1:
-            return name
-        name = graph[name].inputs[0]
-    return name
+def _comes_cut(graph: Graph, name: str, choices: Mapping[str, LayerPlan]) -> bool:
+    """Whether all that a value is made of comes cut from layers sharded by their output."""
+    if name in graph.sources:
+        return False
+    if name in choices:
+        return choices[name].scheme == "shard_out"
+    layer = graph[name]
+    if layer.propagations:
+        read = {i for way in layer.propagations for i, cut in enumerate(way.inputs) if cut}
+        return all(_comes_cut(graph, layer.inputs[index], choices) for index in read)
+    follows = layer.kind in ("elementwise", "dropout", "add", "mul")
+    if not follows or len(graph.consumers[name]) > 1:
+        return False
+    return all(_comes_cut(graph, above, choices) for above in layer.inputs)
 
 
 RULE = (

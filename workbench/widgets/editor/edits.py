@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.plan.errors import PlanError
+from workbench.plan.errors import PlanError, unknown
 from workbench.plan.extension.extension import name_of
 from workbench.plan.extension.own import Own
-from workbench.plan.graph import Graph, Layer, unknown
+from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan, check
 from workbench.plan.placement.mesh import group_sizes
 from workbench.plan.placement.schemes import schemes_of

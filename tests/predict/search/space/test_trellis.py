@@ -6,8 +6,10 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 
+from tests.layers import heads
 from tests.plan import graphs
 from tests.predict.search.drawn import convolutions, tokens
+from workbench.model.tracing.trace import trace
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import crossings, returned
 from workbench.plan.plan import Plan
@@ -112,4 +114,11 @@ def test_transformers(graph):
 
 @pytest.mark.parametrize("graph", [graphs.vgg(), graphs.mlp(6, 8, 4)], ids=["vgg", "mlp"])
 def test_unequal_shares(graph):
+    check_all(graph, 2, {2: [(3.0, 1.0)]})
+
+
+@pytest.mark.parametrize("inner", ["Fused", "Gated"])
+def test_what_is_cut_by_heads(inner):
+    graph = trace(heads.made(inner), input_shape=(heads.TOKENS,), vocabulary=heads.VOCABULARY)
+    check_all(graph, 2)
     check_all(graph, 2, {2: [(3.0, 1.0)]})

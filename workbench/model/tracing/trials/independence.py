@@ -87,7 +87,7 @@ def show_independence(
     root: nn.Module,
     constants: dict[str, Tensor] | None = None,
     inputs: Mapping[str, Input] = MappingProxyType({}),
-) -> None:
+) -> Traced:
     """Tries every operation that could mix samples, and finds the fewest rows that each takes.
 
     Sets `meta["least_rows"]` and `meta["least_rows_half"]` of every node (see `plan.graph.Layer`).
@@ -99,6 +99,9 @@ def show_independence(
             name; missing ones are taken to be zeros.
         inputs: what the model reads, by the names of forward's parameters.
 
+    Returns:
+        What is known of the nodes now.
+
     Raises:
         OperationError: an operation mixes samples, or cannot be tried.
     """
@@ -109,6 +112,7 @@ def show_independence(
         for node in graph.nodes:
             least = trials.least_rows(node, node in returned)
             node.meta["least_rows"], node.meta["least_rows_half"] = least
+    return trials.traced
 
 
 def constants_of(module: nn.Module) -> dict[str, Tensor]:

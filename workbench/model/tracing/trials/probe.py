@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from workbench.model.build import with_tensors
 from workbench.model.tracing.batch import BATCHES, called, shape_for, tensors
-from workbench.model.tracing.draws import Draws, drawing, placed_bits
+from workbench.model.tracing.draws import Draws, Held, drawing, placed_bits
 from workbench.plan.inputs import Input
 
 Samples = tuple[int, ...]
@@ -104,25 +104,28 @@ class Traced:
         return source.meta["depends"] or not self.varies[source]
 
 
-class _TrialDraws(Draws):
+class TrialDraws(Draws):
     """The draws of one operation in a trial, which depend on its seed and on the sample.
 
     Args:
         dims: the `Layer.draws` of the operation.
         samples: the samples of the batch; a sample that replaces another one draws the same.
         seed: the seed of the trial.
+        held: the part of each random tensor that is drawn; None: all of it.
     """
 
-    def __init__(self, dims: Sequence[int], samples: Samples, seed: int) -> None:
+    def __init__(
+        self, dims: Sequence[int], samples: Samples, seed: int, held: Held | None = None
+    ) -> None:
         super().__init__()
-        self.seed, self._coming = seed, enumerate(dims)
+        self.seed, self.held, self._coming = seed, held, enumerate(dims)
         places = [1 if sample in (CHANGED, NAN) else sample for sample in samples]
         self.samples = torch.tensor(places, dtype=torch.int64)
 
     def bits(self, shape: torch.Size, device: torch.device) -> Tensor:
         """64 bits for each element of the next tensor drawn."""
         index, dim = next(self._coming)
-        return placed_bits(1000 * self.seed + index, shape, dim, self.samples)
+        return placed_bits(1000 * self.seed + index, shape, dim, self.samples, self.held)
 
 
 class Probe:
@@ -278,7 +281,7 @@ class Probe:
         before = [tensor._version for tensor in tensors(arguments)]
         root = self._module(str(node.target)) if node.op == "call_module" else self.traced.root
         kind = "" if node.op == "call_module" else node.op
-        draws = _TrialDraws(node.meta["draws"], samples, seed) if node.meta["draws"] else None
+        draws = TrialDraws(node.meta["draws"], samples, seed) if node.meta["draws"] else None
         with nullcontext() if draws is None else drawing(draws):
             value = called(kind, node.target, root, *arguments)
         written = [tensor._version for tensor in tensors(arguments)] != before

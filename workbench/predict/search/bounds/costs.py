@@ -27,6 +27,7 @@ from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import Flow, place_weight, returned
 from workbench.plan.placement.layout import ROWS, Conversion, Layout
+from workbench.plan.placement.propagated import cut_through
 from workbench.plan.placement.tail import Rounds, mixes_rows, round_rows
 from workbench.plan.plan import BatchNorm, Plan
 from workbench.predict.search.bounds.conversion_costs import (
@@ -202,7 +203,9 @@ class StepCosts:
         owner = self.graph[layer.shared] if layer.shared else layer
         users = (layer,) if owner is layer else (owner, layer)  # which may have a bias of its own
         placed = {w.name: place_weight(one, w, read, choices) for one in users for w in one.weights}
-        flow = Flow({layer.name: read}, {layer.name: given}, {}, {}, placed)
+        free = [layer] if choice is None or choice.group_size == 1 else []
+        cut = cut_through(self.graph, free, {layer.name: read})
+        flow = Flow({layer.name: read}, {layer.name: given}, {}, {}, placed, *cut)
         return PlacedLayer(self.graph, flow, choices, self._batch_norm)
 
     def shape(self, name: str) -> tuple[tuple[int, ...], int]:

@@ -12,9 +12,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
-from workbench.plan.errors import PlanError
+from workbench.plan.errors import PlanError, unknown
 from workbench.plan.extension.own import Own
-from workbench.plan.graph import Graph, Layer, unknown
+from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan, as_scheme, check, placed_by_scheme
 from workbench.plan.placement.flow import Placing, read_without_scheme
 from workbench.plan.placement.layout import ROWS, Layout
@@ -85,7 +85,8 @@ class LocalPlacement:
         )
         shapes = (self.graph.shape_of(read) for read in self.graph[name].inputs)
         hears = name in self.deciders
-        return heard, tuple(shapes), name in self.graph.shares_weights, hears
+        ways = self.graph[name].propagations
+        return heard, tuple(shapes), name in self.graph.shares_weights, hears, ways
 
     def _followed(
         self, layer: Layer, coming: tuple[Layout, ...]

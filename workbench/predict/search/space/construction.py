@@ -16,6 +16,7 @@ from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan, placed_by_scheme
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.placement import Replicate
+from workbench.plan.placement.propagated import read_each
 from workbench.plan.placement.rules import CARRIES_PARTIAL, SPLITTABLE
 from workbench.predict.search.space.choices import LocalPlacement, Preference, preference_of
 from workbench.predict.search.space.trellis import (
@@ -128,7 +129,7 @@ class LayerStep:
     Attributes:
         choice: the index of the layer's choice.
         preferences: the number of a set of preferences, as in `Step`.
-        read: the number of the layout in which it reads.
+        reads: the numbers of the layouts in which it reads its inputs.
         sums: whether a gradient of partial sums comes back from it.
         own: the number of its own value, if that lives on.
         costs: the numbers of the costs of the layer, and of its value if nothing reads that.
@@ -136,7 +137,7 @@ class LayerStep:
 
     choice: int
     preferences: int
-    read: int
+    reads: tuple[int, ...]
     sums: bool
     own: tuple[int, ...]
     costs: tuple[int, ...]
@@ -375,9 +376,9 @@ class _Construction:
         for step in self._layer_steps[key]:
             state, costs = step.own, step.costs
             for index, number, input_reads in known:
-                reading = (step.read, step.sums)
+                reading = (step.reads[frame.reads.index(index)], step.sums)
                 if reading not in input_reads:
-                    input_reads[reading] = self._read(frame, index, number, step)
+                    input_reads[reading] = self._read(frame, index, number, *reading)
                 input_read = input_reads[reading]
                 if input_read is None:
                     break
@@ -389,7 +390,8 @@ class _Construction:
 
     def _layer_steps_of(self, frame: Frame, coming: tuple[int, ...]) -> list[LayerStep]:
         """The steps of a layer with inputs of these layouts."""
-        layer, found = frame.layer, []
+        layer, found = frame.layer, list[LayerStep]()
+        shapes = [self.graph.shape_of(name) for name in layer.inputs]
         layouts = tuple(self.layouts.values[number] for number in coming)
         for place, choice, read, given, asked in self._placed(frame, layouts):
             whole = read != ROWS and read.placement == Replicate()
@@ -399,22 +401,27 @@ class _Construction:
             )
             if not frame.lives:
                 costs += self._value_cost(layer.name, self._number(LiveValue(given)))
+            alike = choice is not None and choice.group_size > 1
+            each = (read,) * len(shapes) if alike else read_each(layer, read, shapes)
+            reads = tuple(map(self.layouts.of, each))
             for carried in (False, True) if frame.may_carry and whole else (False,):
                 sums = carried if choice is None else whole and choice.sums_back(given)
                 own = (self._number(LiveValue(given, carried)),) if frame.lives else ()
-                found.append(LayerStep(place, preferences, self.layouts.of(read), sums, own, costs))
+                found.append(LayerStep(place, preferences, reads, sums, own, costs))
         return found
 
-    def _read(self, frame: Frame, index: int, number: int, step: LayerStep) -> InputRead | None:
+    def _read(
+        self, frame: Frame, index: int, number: int, layout: int, sums: bool
+    ) -> InputRead | None:
         """The effect of reading a value; None: its gradient was assumed wrongly."""
-        value, read = self.lives.values[number], self.layouts.values[step.read]
-        if value.carried and (read != value.layout or not step.sums):
+        value, read = self.lives.values[number], self.layouts.values[layout]
+        if value.carried and (read != value.layout or not sums):
             return None
         name = frame.names[index]
         cost: tuple[int, ...] = ()
         if read != value.layout and all(read != layout for layout, _ in value.readings):
             cost = self._converted_cost(frame.layer, name, read)
-        number = self._once_more(number, step)
+        number = self._once_more(number, layout, sums)
         value = self.lives.values[number]
         if index not in frame.ends:
             return InputRead((number,), cost)
@@ -423,12 +430,12 @@ class _Construction:
             return None
         return InputRead((), cost + self._value_cost(name, number))
 
-    def _once_more(self, number: int, step: LayerStep) -> int:
+    def _once_more(self, number: int, layout: int, sums: bool) -> int:
         """The number of a value after one more read."""
-        key = (number, step.read, step.sums)
+        key = (number, layout, sums)
         if key not in self._after:
-            value, read = self.lives.values[number], self.layouts.values[step.read]
-            readings = value.readings | {(read, step.sums)}
+            value, read = self.lives.values[number], self.layouts.values[layout]
+            readings = value.readings | {(read, sums)}
             self._after[key] = self._number(LiveValue(value.layout, value.carried, readings))
         return self._after[key]
 

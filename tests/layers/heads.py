@@ -1,0 +1,126 @@
+"""Attention and gated units as people write them, each in a small model of token ids."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+TOKENS, WIDTH, HEADS, VOCABULARY = 5, 24, 6, 11
+
+
+class Separate(nn.Module):
+    """Query, key and value by layers of their own; torch's fused kernel, causal."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (f(x).view(b, t, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(y.transpose(1, 2).reshape(b, t, c))
+
+
+class Dropped(Separate):
+    """The same, not causal, and with dropout inside the kernel."""
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (f(x).view(b, t, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        p = 0.3 if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=p)
+        return self.o(y.transpose(1, 2).reshape(b, t, c))
+
+
+class Fused(nn.Module):
+    """Query, key and value by one layer, taken apart by `split`."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        b, t, c = x.size()
+        parts = self.qkv(x).split(c, dim=2)
+        q, k, v = (part.view(b, t, HEADS, c // HEADS).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(y.transpose(1, 2).contiguous().view(b, t, c))
+
+
+class Grouped(nn.Module):
+    """Rotary positions, and three query heads to a head of keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        d = WIDTH // HEADS
+        self.q, self.o = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.k, self.v = (nn.Linear(WIDTH, WIDTH // 3, bias=False) for _ in range(2))
+        turns = torch.arange(TOKENS)[:, None] * 100.0 ** -(torch.arange(0, d, 2) / d)
+        self.register_buffer("cos", torch.cat([turns, turns], -1).cos())
+        self.register_buffer("sin", torch.cat([turns, turns], -1).sin())
+
+    def turned(self, x):
+        low, high = x.chunk(2, -1)
+        return x * self.cos + torch.cat((-high, low), -1) * self.sin
+
+    def forward(self, x):
+        shape = (*x.shape[:-1], -1, WIDTH // HEADS)
+        q, k, v = (f(x).view(shape).transpose(1, 2) for f in (self.q, self.k, self.v))
+        k, v = (one.repeat_interleave(3, dim=1) for one in (self.turned(k), v))
+        y = F.scaled_dot_product_attention(self.turned(q), k, v, is_causal=True)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+class Written(nn.Module):
+    """Scores, mask, softmax and dropout written out, of query, key and value in one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o, self.drop = (
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Dropout(0.2),
+        )
+        self.register_buffer("seen", torch.ones(TOKENS, TOKENS).tril().bool())
+
+    def forward(self, x):
+        b, t, c = x.shape
+        parts = self.qkv(x).view(b, t, 3, HEADS, c // HEADS).unbind(2)
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        scores = q @ k.transpose(-2, -1) / (c // HEADS) ** 0.5
+        weights = self.drop(scores.masked_fill(~self.seen, float("-inf")).softmax(-1))
+        return self.o((weights @ v).transpose(1, 2).contiguous().view(b, t, c))
+
+
+class Gated(nn.Module):
+    """A gated unit whose two halves are one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.both, self.down = nn.Linear(WIDTH, 60), nn.Linear(30, WIDTH)
+
+    def forward(self, x):
+        gate, up = self.both(x).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
+
+
+INNER = {one.__name__: one for one in (Separate, Dropped, Fused, Grouped, Written, Gated)}
+
+
+class Model(nn.Module):
+    """Token ids in, scores of the next tokens out, with one such part in the middle."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, WIDTH)
+        self.norm, self.inner = nn.LayerNorm(WIDTH), INNER[inner]()
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        return self.head(x + self.inner(self.norm(x)))
+
+
+def made(inner):
+    torch.manual_seed(0)
+    return Model(inner)

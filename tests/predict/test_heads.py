@@ -1,0 +1,89 @@
+"""What is predicted where attention is cut by heads, beside what was recorded and measured."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.layers.heads import INNER, TOKENS, VOCABULARY, made
+from tests.predict import running
+from tests.predict.machines import device, machine
+from tests.predict.test_several_inputs import recorded
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
+from workbench.plan.plan import Plan
+from workbench.predict.memory.memory import memory_of
+from workbench.predict.prediction import predict
+from workbench.predict.search import search
+from workbench.predict.traffic.traffic import traffic_of
+from workbench.program.step import program_of
+
+PLANS = {
+    "hybrid": lambda graph: Plan.hybrid(graph, 2, 2),
+    "filters": lambda graph: Plan.filters(graph, 2, shares=(2, 1)),
+}
+
+
+def experiment(plan, **more):
+    fields = dict(data=Synthetic(samples=64, classes=VOCABULARY), batch_size=7, steps=3)
+    return Experiment(plan=plan, optimizer=SGD(lr=0.01, momentum=0.9), **fields | more)
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("plan", PLANS)
+def test_traffic_is_the_recorded_one(on_ranks, tmp_path, inner, plan):
+    module = made(inner)
+    graph = trace(module, input_shape=(TOKENS,), vocabulary=VOCABULARY)
+    run = experiment(PLANS[plan](graph), precision="fp64")
+    weights = initialize(graph, 0, tmp_path, module=module)
+    predicted = traffic_of(program_of(run))
+    for rank, rows in enumerate(on_ranks(2, recorded, run, weights)):
+        assert sorted(predicted.rows(rank)) == sorted(rows)
+
+
+class Block(nn.Module):
+    """A block of attention and a gated unit, of 64 tokens and 128 features."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = nn.Embedding(200, 128), nn.LayerNorm(128)
+        self.qkv, self.o = nn.Linear(128, 384), nn.Linear(128, 128)
+        self.both, self.down, self.head = (
+            nn.Linear(128, 512),
+            nn.Linear(256, 128),
+            nn.Linear(128, 200),
+        )
+
+    def forward(self, ids):
+        x = self.table(ids)
+        b, t, c = x.shape
+        parts = self.qkv(self.norm(x)).split(c, 2)
+        q, k, v = (part.view(b, t, 8, 16).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).reshape(b, t, c))
+        gate, up = self.both(x).chunk(2, -1)
+        return self.head(x + self.down(F.silu(gate) * up))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_peaks_are_the_measured_ones(on_ranks, tmp_path, plan):
+    torch.manual_seed(0)
+    graph = trace(Block(), input_shape=(64,), vocabulary=200)
+    run = experiment(PLANS[plan](graph), data=Synthetic(samples=64, classes=200), batch_size=32)
+    weights = initialize(graph, 0, tmp_path, module=Block())
+    found = on_ranks.seated(2, running.peak_of_a_step, run, weights)
+    for rank, measured in zip(memory_of(program_of(run)).ranks, found, strict=True):
+        assert rank.peak_bytes == pytest.approx(measured, rel=0.01), (rank.moment, rank.categories)
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_a_search_says_what_a_prediction_says(inner):
+    graph = trace(made(inner), input_shape=(TOKENS,), vocabulary=VOCABULARY)
+    own, presets = machine(device()), (Plan.data_parallel(graph, 2), PLANS["hybrid"](graph))
+    runs = [experiment(plan, batch_size=8) for plan in presets]
+    found = search(graph, own, runs[0], world_size=2)
+    best = predict(experiment(found.plan, batch_size=8), own)
+    assert found.step_time == pytest.approx(best.step_time, rel=1e-9)
+    for run in runs:
+        assert found.step_time <= predict(run, own).step_time * (1 + 1e-9)

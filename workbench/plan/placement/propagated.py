@@ -1,0 +1,117 @@
+"""Operations that are cut as trying them has shown: their layouts, and the pieces of each rank."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from workbench.plan.graph import Graph, Layer
+from workbench.plan.placement.layout import ROWS, Layout
+from workbench.plan.placement.placement import Replicate, Shard
+from workbench.plan.placement.propagation import Propagation
+
+Ways = dict[str, tuple[Propagation, tuple[int, ...]]]
+
+
+def cut_through(
+    graph: Graph, layers: Iterable[Layer], inputs: Mapping[str, Layout]
+) -> tuple[Ways, dict[tuple[str, str], Layout]]:
+    """(how operations are cut, in which layouts they read their inputs): see `Flow`.
+
+    Args:
+        graph: the model.
+        layers: layers without schemes.
+        inputs: the layout in which each of them reads its first tensor.
+    """
+    ways: Ways = {}
+    apart: dict[tuple[str, str], Layout] = {}
+    for layer in layers:
+        read = inputs[layer.name]
+        way = way_of(layer, read)
+        if way is not None:
+            ways[layer.name] = way
+            each = read_each(layer, read, [graph.shape_of(name) for name in layer.inputs])
+            apart |= {(n, layer.name): one for n, one in zip(layer.inputs, each, strict=True)}
+    return ways, apart
+
+
+def given(layer: Layer, read: Layout) -> Layout | None:
+    """The layout of the output of an operation that is cut; None: it is not.
+
+    Args:
+        layer: a layer without a scheme.
+        read: the layout in which it reads its first tensor.
+    """
+    cut = way_of(layer, read)
+    if cut is None:
+        return None
+    way, counts = cut
+    return Layout(read.group_size, _cut(layer.output_shape, way.output, way.pieces, counts))
+
+
+def read_first(layer: Layer, index: int, layout: Layout) -> Layout:
+    """How an operation reads its first tensor where one of its inputs lies so; else ROWS.
+
+    Args:
+        layer: an operation with propagations.
+        index: the number of the input.
+        layout: the layout of that input, cut over a group.
+    """
+    cut = layout.placement
+    assert isinstance(cut, Shard)
+    for way in layer.propagations:
+        counts = _counts(cut, way.pieces)
+        if way.inputs[index] == (cut.dim, cut.blocks) and counts:
+            first = _cut(layer.input_shape, _first(way), way.pieces, counts)
+            return Layout(layout.group_size, first)
+    return ROWS
+
+
+def read_each(layer: Layer, read: Layout, shapes: Sequence[tuple[int, ...]]) -> tuple[Layout, ...]:
+    """The layouts in which a layer without a scheme reads its inputs: mostly one for all.
+
+    Args:
+        layer: the layer.
+        read: the layout in which it reads its first tensor.
+        shapes: the shapes of its inputs, for one sample.
+    """
+    cut = way_of(layer, read)
+    if cut is None:
+        return (read,) * len(layer.inputs)
+    (way, counts), whole = cut, Layout(read.group_size, Replicate())
+    return tuple(
+        Layout(read.group_size, _cut(shape, cut, way.pieces, counts)) if cut else whole
+        for cut, shape in zip(way.inputs, shapes, strict=True)
+    )
+
+
+def way_of(layer: Layer, read: Layout) -> tuple[Propagation, tuple[int, ...]] | None:
+    """How an operation is cut, and the pieces of each rank of the group; None: it is not.
+
+    Args:
+        layer: a layer without a scheme.
+        read: the layout in which it reads its first tensor.
+    """
+    cut = read.placement
+    for way in layer.propagations if isinstance(cut, Shard) else ():
+        assert isinstance(cut, Shard)
+        counts = _counts(cut, way.pieces)
+        if _first(way) == (cut.dim, cut.blocks) and counts:
+            return way, counts
+    return None
+
+
+def _first(way: Propagation) -> tuple[int, ...]:
+    """How the first tensor is cut."""
+    return next(read for read in way.inputs if read)
+
+
+def _counts(cut: Shard, pieces: int) -> tuple[int, ...]:
+    """How many equal pieces of a dimension each rank has; (): they are not whole ones."""
+    each, rest = divmod(sum(cut.sizes), pieces)
+    if rest or each == 0 or any(size % each for size in cut.sizes):
+        return ()
+    return tuple(size // each for size in cut.sizes)
+
+
+def _cut(shape: tuple[int, ...], way: tuple[int, ...], pieces: int, counts: Sequence[int]) -> Shard:
+    dim, blocks = way
+    each = shape[dim - 1] // (blocks * pieces)
+    return Shard(dim, tuple(count * each for count in counts), blocks)
