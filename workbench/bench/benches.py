@@ -69,6 +69,9 @@ BENCHES: Mapping[str, Bench] = {
     "splitbrain": Bench(
         "splitbrain", "convolutions replicated, linear layers sharded, against torch's DDP", 20
     ),
+    "lm": Bench(
+        "lm", "a language model cut by heads and vocabulary, against torch's tensor parallelism", 8
+    ),
     "collectives": Bench(
         "collectives.collectives",
         "all-reduce through shared memory, against gloo's",

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d
+from torch.nn.functional import adaptive_avg_pool2d, gelu, scaled_dot_product_attention
 
 from workbench.model.vision import torchvision
 
@@ -135,3 +135,75 @@ class SmoothDenseNet(nn.Module):
         pooled = adaptive_avg_pool2d(self.last(self.features(x)), (1, 1))
         scores: Tensor = self.classifier(torch.flatten(pooled, 1))
         return scores
+
+
+class Attention(nn.Module):
+    """Causal attention with rotary positions, of as many heads as its layers give features for.
+
+    Args:
+        width: the features of a token.
+        tokens: the tokens of a sequence.
+    """
+
+    HEAD = 64
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, width: int, tokens: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        turns = 10_000.0 ** -(torch.arange(0, self.HEAD, 2) / self.HEAD)
+        angles = torch.outer(torch.arange(tokens), torch.cat([turns, turns]))
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [rows, tokens, width] to the same."""
+        q, k, v = (part(x).unflatten(-1, (-1, self.HEAD)) for part in (self.q, self.k, self.v))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        mixed = scaled_dot_product_attention(self._turned(q), self._turned(k), v, is_causal=True)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+    def _turned(self, x: Tensor) -> Tensor:
+        low, high = x.chunk(2, -1)
+        return x * self.cos + torch.cat((-high, low), -1) * self.sin
+
+
+class Block(nn.Module):
+    """Attention, then an MLP of four times the width; each behind a norm, and added."""
+
+    def __init__(self, width: int, tokens: int) -> None:
+        super().__init__()
+        self.before, self.attention = nn.LayerNorm(width), Attention(width, tokens)
+        self.between = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [rows, tokens, width] to the same."""
+        x = x + self.attention(self.before(x))
+        return x + self.down(gelu(self.up(self.between(x))))
+
+
+class GPT(nn.Module):
+    """A language model of bytes, or of more tokens.
+
+    Args:
+        blocks: the number of blocks.
+        width: the features of a token.
+        tokens: the tokens of a sequence.
+        vocabulary: the number of tokens there are.
+    """
+
+    def __init__(self, blocks: int, width: int, tokens: int, vocabulary: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, tokens) for _ in range(blocks))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Maps ids [rows, tokens] to scores of the next ones [rows, tokens, vocabulary]."""
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))

@@ -22,9 +22,8 @@ into memory at once, so there are several parts, and the workbench is in each:
     saved          from plans alone, what sharding saves in groups of up to 32
 """
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -33,6 +32,7 @@ from workbench.bench.plot import Bar, Chart
 from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Devices, Figure, Report, engines_here
 from workbench.bench.rivals.interleaved import Measured
+from workbench.bench.rivals.matches import Found, Match, measured, rows_of
 from workbench.bench.rivals.rivals import ZERO_MISSING, zero_is_installed
 from workbench.bench.rivals.savings import figures_of, savings
 from workbench.client.cluster import Cluster
@@ -42,7 +42,6 @@ from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 
 CROWD = 4  # engines of the part "oversubscribed", and the most of the grid
-MIB = 2**20
 DDP = (("ddp 1", "ddp 5", "ddp 25", "ddp 100"), ("alone",))
 ZERO = ("deepspeed 1", "deepspeed 2", "deepspeed 3")
 PEERS = (
@@ -74,57 +73,6 @@ class Model:
     module: nn.Module | None = None
 
 
-@dataclass(frozen=True)
-class Match:
-    """Systems that run interleaved with the workbench.
-
-    Attributes:
-        part: the name of the part.
-        engines: the number of engines.
-        rivals: the rivals; of several in one place, the one that was fastest in the first round.
-        seconds: of one round, roughly.
-    """
-
-    part: str
-    engines: int
-    rivals: Sequence[Sequence[str]]
-    seconds: float
-
-
-@dataclass
-class Found:
-    """What all rounds of a match have found.
-
-    Attributes:
-        samples: the samples of a step, by system.
-        seconds: the seconds of a step in each round, by system.
-        peaks: the peak bytes of a rank, the most of all, by system.
-        losses: the loss of the last step, by system.
-    """
-
-    samples: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    peaks: dict[str, int] = field(default_factory=dict)
-    losses: dict[str, float] = field(default_factory=dict)
-
-    def add(self, ranks: Sequence[Measured]) -> None:
-        """Adds a round, as each rank has measured it."""
-        self.samples |= ranks[0].samples
-        for name, seconds in ranks[0].seconds.items():
-            self.seconds.setdefault(name, []).extend(seconds)
-            most = max(rank.peak_bytes[name] for rank in ranks)
-            self.peaks[name] = max(most, self.peaks.get(name, 0))
-            self.losses[name] = sum(rank.losses.get(name, 0.0) for rank in ranks)
-
-    @property
-    def speeds(self) -> dict[str, list[float]]:
-        """The samples per second in each round, by system."""
-        return {
-            name: [self.samples[name] / seconds for seconds in taken]
-            for name, taken in self.seconds.items()
-        }
-
-
 def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     """Measures throughput and peak memory; `quick` takes a small VGG, few rows, and no grid."""
     turns, engines = QUICK if quick else FULL, engines_here()
@@ -151,7 +99,7 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
             for name, count, group in progress.each("grid", grid):
                 other, cell = _model(name), Found()
                 cell.add(_measure(cluster, other, count, group, (), OF_THE_GRID))
-                found.rows += _rows(other.graph, count, group, cell)
+                found.rows += rows_of(other.graph, count, group, cell)
                 yield found.report()
     for _ in progress.each("saved"):
         found.saved = savings(quick=quick)
@@ -205,14 +153,7 @@ def _measure(
         optimizer=SGD(lr=0.01, momentum=0.9),
         steps=1,
     )
-    found: list[Measured] = cluster.call(
-        "workbench.bench.rivals.interleaved:measure",
-        experiment,
-        module=model.module,
-        steps=turns.steps,
-        rivals=rivals,
-    )
-    return found
+    return measured(cluster, experiment, model.module, rivals, turns.steps)
 
 
 class _Results:
@@ -240,7 +181,7 @@ class _Results:
         rows: list[dict[str, Cell]] = []
         figures: dict[str, Figure] = {}
         for match, found in self._matches:
-            rows += _rows(self._graph, match.engines, match.engines, found)
+            rows += rows_of(self._graph, match.engines, match.engines, found)
             end = "_oversubscribed" if match.part == "oversubscribed" else ""
             figures |= {f"{name}{end}": figure for name, figure in _figures(found).items()}
         peers = [figures[name] for name in PEERS if name in figures]
@@ -263,23 +204,6 @@ class _Results:
             _charts(rows, figures),
             engines=self._engines,
         )
-
-
-def _rows(graph: Graph, ranks: int, k: int, found: Found) -> list[dict[str, Cell]]:
-    return [
-        {
-            "system": name,
-            "model": graph.source.name,
-            "engines": ranks,
-            "group": k if name == "workbench" else "",
-            "samples/s": statistics.median(values),
-            "min": min(values),
-            "max": max(values),
-            "peak MiB per rank": found.peaks[name] / MIB,
-            "loss": found.losses[name],
-        }
-        for name, values in found.speeds.items()
-    ]
 
 
 def _figures(found: Found) -> dict[str, Figure]:

@@ -7,6 +7,8 @@
     deepspeed STAGE     DeepSpeed's ZeRO, where it is installed (extra `bench`)
     tensor-parallel K   torch's DTensor tensor parallelism over K ranks for the layers that the
                         plan cuts, and DDP over the others: a 2-D mesh
+    language [sequence] the same over all ranks for `nets.GPT`, the loss over the cut vocabulary;
+                        "sequence": norms over cut sequences (`language.py`)
     alone               one engine with its part of the batch, and one process with all of it
     independent         every rank trains its own model: no communication at all
 
@@ -40,11 +42,13 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     RowwiseParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 
+from workbench.bench.rivals.language import language_model
 from workbench.comm.groups.world import World
 from workbench.layers.cut_model import RankGroups
 from workbench.plan.experiment.experiment import Experiment
@@ -118,8 +122,9 @@ class Trainer:
         """Runs one step; returns the mean loss of these rows."""
         experiment = self.experiment
         order = rows_of_step(len(self.data), experiment.batch_size, experiment.seed, index)
-        images, labels = self.data.batch(order[self.start : self.start + self.count])
-        loss: Tensor = F.cross_entropy(self.model(images), labels)
+        inputs, labels = self.data.batch(order[self.start : self.start + self.count])
+        scores = self.model(inputs)
+        loss: Tensor = F.cross_entropy(scores.flatten(0, -2), labels.flatten())
         self.learn(loss)
         return loss.item()
 
@@ -128,6 +133,22 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
+
+
+class CutLossTrainer(Trainer):
+    """Trains a model whose scores are cut by the vocabulary, on every row, on all ranks alike."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        super().__init__(experiment, model, optimizer, 0, experiment.batch_size)
+
+    def step(self, index: int) -> float:
+        with loss_parallel():
+            return super().step(index)
 
 
 def whole_machine(threads: int) -> Callable[[], None]:
@@ -163,6 +184,11 @@ def build_rival(name: str, experiment: Experiment, world: World, weights: Path) 
             return [zero_side(experiment, world, module, int(stage), start, count)]
         case ["tensor-parallel", ranks]:
             return [_tensor_parallel(experiment, world, module, int(ranks))]
+        case ["language", *more]:
+            parted = language_model(module, world.size, sequence=bool(more))
+            taught = CutLossTrainer(experiment, parted, _optimizer(experiment, parted))
+            end = " + sequence" if more else ""
+            return [_side(f"torch TP{end}, {world.size}", experiment, world, taught)]
         case ["alone"]:
             return _alone(experiment, world, module)
         case ["independent"]:
@@ -246,12 +272,16 @@ def _rows(experiment: Experiment, world: World) -> tuple[int, int]:
 
 
 def _trainer(experiment: Experiment, model: nn.Module, start: int, count: int) -> Trainer:
+    return Trainer(experiment, model, _optimizer(experiment, model), start, count)
+
+
+def _optimizer(experiment: Experiment, model: nn.Module) -> torch.optim.Optimizer:
     cut = [p for p in model.parameters() if isinstance(p, DTensor)]
     plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
     optimizer = build_optimizer(experiment.optimizer, plain)
     if cut:  # which have no fused update, and mix with nothing else
         optimizer.add_param_group({"params": cut, "fused": False, "foreach": True})
-    return Trainer(experiment, model, optimizer, start, count)
+    return optimizer
 
 
 def _side(name: str, experiment: Experiment, world: World, trainer: Trainer) -> Side:

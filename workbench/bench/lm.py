@@ -1,0 +1,145 @@
+"""A language model cut by heads, MLPs and vocabulary, against torch's tensor parallelism.
+
+    workbench             `Plan.hybrid`: attention by heads, MLPs in pairs, table and scores cut;
+                          between cut layers each rank has its own rows of the batch
+    torch TP              DTensor, loss over the cut vocabulary, everything else on every rank
+    torch TP + sequence   the same with sequence parallelism
+    torch DDP             the whole model on every rank
+    one process           as many threads as there are engines, the same global batch
+    one engine            one thread, a rank's part of the batch
+
+There are as many engines as cores, or GPUs. All take the same rows of the same text from the same
+weights, and their losses are equal. Systems that are compared run interleaved on the same engines:
+each round has some steps of every system, which are built anew for it.
+
+    tensor-parallel   torch TP, torch TP + sequence
+    ddp               torch DDP, one engine and one process
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from workbench.bench.nets import GPT
+from workbench.bench.plot import Bar, Chart
+from workbench.bench.progress import Part, Progress
+from workbench.bench.report import Cell, Devices, Figure, Report, engines_here
+from workbench.bench.rivals.matches import Found, Match, measured, rows_of
+from workbench.client.cluster import Cluster
+from workbench.model.tracing.trace import trace
+from workbench.plan.experiment.experiment import SGD, Experiment
+from workbench.plan.graph import Graph
+from workbench.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of the model and of the work.
+
+    Attributes:
+        blocks, width, tokens, vocabulary: of the model (`nets.GPT`).
+        rows: of a rank.
+        rounds: of all systems.
+        steps: of a system in a round.
+    """
+
+    blocks: int
+    width: int
+    tokens: int
+    vocabulary: int
+    rows: int
+    rounds: int
+    steps: int
+
+
+FULL = Size(4, 256, 128, 4096, 8, 7, 3)
+QUICK = Size(2, 128, 32, 512, 2, 2, 1)
+MATCHES = {
+    "tensor-parallel": (("language",), ("language sequence",)),
+    "ddp": (("ddp 25",), ("alone",)),
+}
+FIGURES = {
+    "torch TP +": "throughput_vs_torch_sequence",
+    "torch TP,": "throughput_vs_torch_tp",
+    "torch DDP": "throughput_vs_ddp",
+    "one engine": "speedup_over_one_engine",
+    "one process": "throughput_vs_one_process",
+}
+
+
+def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
+    """Measures throughput, peak memory and losses; `quick` takes a small model and one step."""
+    size, engines = QUICK if quick else FULL, engines_here()
+    module = GPT(size.blocks, size.width, size.tokens, size.vocabulary)
+    graph = trace(module, input_shape=(size.tokens,), vocabulary=size.vocabulary)
+    experiment = Experiment(
+        plan=Plan.hybrid(graph, engines),
+        data="text",
+        batch_size=size.rows * engines,
+        optimizer=SGD(lr=0.01, momentum=0.9),
+        steps=1,
+    )
+    matches = [Match(part, engines, rivals, 20) for part, rivals in MATCHES.items()]
+    progress.begin(*(Part(one.part, size.rounds, one.seconds) for one in matches))
+    found: list[tuple[Match, Found]] = []
+    with Cluster(engines, timeout=300.0) as cluster:
+        for match in filter(lambda match: progress.wants(match.part), matches):
+            found.append((match, Found()))
+            for _ in progress.each(match.part):
+                found[-1][1].add(measured(cluster, experiment, module, match.rivals, size.steps))
+                yield _report(graph, size, engines, found)
+
+
+def _report(graph: Graph, size: Size, engines: int, found: Sequence[tuple[Match, Found]]) -> Report:
+    rows: list[dict[str, Cell]] = []
+    figures: dict[str, Figure] = {}
+    for match, one in found:
+        rows += [{"part": match.part, **row} for row in rows_of(graph, engines, engines, one)]
+        figures |= _figures(one)
+    speeds = tuple(
+        Bar(
+            f"{row['system']} ({row['part']})",
+            float(row["samples/s"]),
+            float(row["min"]),
+            float(row["max"]),
+            row["system"] == "workbench",
+        )
+        for row in rows
+    )
+    ratios = tuple(
+        Bar(name, figure.median, figure.min, figure.max, True) for name, figure in figures.items()
+    )
+    return Report(
+        "lm",
+        tuple(rows),
+        figures,
+        (
+            f"{size.blocks} blocks of {size.width} features, {size.tokens} tokens of "
+            f"{size.vocabulary}, {graph.parameters:,} parameters; {engines} engines x 1 thread on "
+            f"{Devices.here()}, {size.rows} rows per rank, SGD with momentum; interleaved rounds "
+            f"of {size.steps} steps: median, range.",
+            "Peak: live tensor bytes of one rank, from the first tensor to the second step; "
+            "one engine and one process share their model.",
+            "Loss: of the last step, on the sources of Python's standard library. All start alike "
+            "and read the same rows.",
+            "DTensor has no fused update: TP updates its cut weights with foreach.",
+        ),
+        (Chart("samples/s", speeds), Chart("the workbench's share", ratios, target=1.0)),
+        engines=engines,
+    )
+
+
+def _figures(found: Found) -> dict[str, Figure]:
+    """Ratios of the workbench to every system that it ran with, and the worst gap of losses."""
+    figures = {}
+    for name, theirs in found.speeds.items():
+        figure = next((f for start, f in FIGURES.items() if name.startswith(start)), "")
+        if not figure:
+            continue
+        ratios = [a / b for a, b in zip(found.speeds["workbench"], theirs, strict=True)]
+        figures[figure] = Figure.of(ratios)
+        if name.startswith("torch"):
+            share = found.peaks["workbench"] / found.peaks[name]
+            figures[figure.replace("throughput", "peak_bytes")] = Figure(share, share, share)
+            gap = abs(found.losses["workbench"] - found.losses[name])
+            figures[figure.replace("throughput", "loss_gap")] = Figure(gap, gap, gap)
+    return figures
