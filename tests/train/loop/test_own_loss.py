@@ -89,6 +89,21 @@ def test_what_is_no_loss_over_rows_is_refused(loss, text):
         check(loss)
 
 
+def test_a_mean_over_unequal_numbers_of_tokens_is_refused():
+    """Of many rows all have nearly as many, so that two rows tell what halves do not."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(64, 16, 256, generator=generator)
+    tokens = torch.randint(256, (64, 16), generator=generator)
+
+    def over_some(scores, tokens):
+        each = F.cross_entropy(scores.flatten(0, 1), tokens.flatten(), reduction="none")
+        return (each * (tokens.flatten() > 64)).sum() / (tokens > 64).sum()
+
+    value = experiment(LABELLED, loss=over_some).loss
+    with pytest.raises(OwnObjectError, match=r"of 2 rows is .* by halves: the loss of a row must"):
+        OwnLoss(value, None, CPU, torch.float32).check(Trial(64, (scores,), tokens))
+
+
 class Hits:
     """As torchmetrics has them: states that add up."""
 

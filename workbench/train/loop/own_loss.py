@@ -4,8 +4,10 @@ Outputs are brought to the ranks that have their rows, whole. There the loss is 
 it is in one process, whatever rows each rank and micro-batch has.
 """
 
+import math
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -102,43 +104,47 @@ class OwnLoss:
         """
         try:
             with torch.no_grad():
-                whole = self.summed(tried.outputs, tried.targets, tried.rows)
-                weight = self.weight(tried.targets, tried.rows)
-                parts = [
-                    [(self.summed(p.outputs, p.targets, p.rows), p.rows) for p in tried.cut(at)]
-                    for at in (tried.rows // 2, tried.rows // 3)
-                ]
+                every = [self._parted(tried, at) for at in (tried.rows // 2, tried.rows // 3)]
+                # Among many rows, weights of their own are hardly told from equal ones.
+                every += [self._parted(pair, 1) for pair in tried.pairs()]
         except OwnObjectError:
             raise
         except Exception as error:  # whatever its own code raises
             raise OwnObjectError(
                 f"loss {self.name} fails for {tried}: {type(error).__name__}: {error}"
             ) from error
-        found = [torch.stack([value for value, _ in each]).sum() for each in parts]
-        if not torch.isfinite(whole):
+        whole = every[0].whole
+        if not math.isfinite(whole):
             raise OwnObjectError(
-                f"loss {self.name} is {float(whole)} for {tried}; outputs were between 0 and 1"
+                f"loss {self.name} is {whole} for {tried}; outputs were between 0 and 1"
             )
-        if all(_close(whole, each) for each in found):
+        unlike = [one for one in every if not one.is_sum]
+        if not unlike:
             return
-        if self._mean:
-            name, factors = "sum", [[tried.rows / n for _, n in each] for each in parts]
-        else:
-            name, factors = "mean", [[n / tried.rows for _, n in each] for each in parts]
+        name, first = "sum" if self._mean else "mean", unlike[0]
         hint = (
             f"it is their {name}: say Loss(..., reduction={name!r})"
-            if all(
-                _close(whole, torch.stack([v * f for (v, _), f in zip(*pair, strict=True)]).sum())
-                for pair in zip(parts, factors, strict=True)
-            )
+            if all(one.otherwise(mean=self._mean).is_sum for one in every)
             else "if it weighs rows by their targets, or leaves some out, let it give a value for "
             "each row, and Loss(..., weights=function of the targets)"
         )
+        values = (first.whole, sum(value for value, _ in first.parts))
+        shown = [self.of_all(value, first.weight) for value in values]
         raise OwnObjectError(
-            f"loss {self.name} of {tried.rows} rows is {self.of_all(float(whole), weight):.6g}, "
-            f"and {self.of_all(float(found[0]), weight):.6g} by halves: the loss of a row must not "
-            f"depend on others, which other ranks have; {hint}"
+            f"loss {self.name} of {first.rows} rows is {shown[0]:.6g}, and {shown[1]:.6g} by "
+            "halves: the loss of a row must not depend on others, which other ranks have; "
+            f"{hint}"
         )
+
+    def _parted(self, tried: Trial, at: int) -> "_Parted":
+        """The sum over rows, and over those up to this one and after it."""
+        whole, weight = self._number(tried), self.weight(tried.targets, tried.rows)
+        parts = [(self._number(part), part.rows) for part in tried.cut(at)]
+        close = CLOSE.get(tried.outputs[0].dtype, CLOSE[torch.float32])
+        return _Parted(tried.rows, whole, parts, weight, close)
+
+    def _number(self, tried: Trial) -> float:
+        return self.summed(tried.outputs, tried.targets, tried.rows).item()
 
     def _loaded(self, given: Own, device: torch.device, dtype: torch.dtype) -> Any:
         function = given.loaded
@@ -166,6 +172,31 @@ class OwnLoss:
         return found
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    allowed = CLOSE[one.dtype if one.dtype in CLOSE else torch.float32]
-    return bool((one - other).abs() <= allowed * one.abs().clamp(min=1e-6))
+@dataclass(frozen=True)
+class _Parted:
+    """What a loss sums up over some rows, and over parts of them.
+
+    Attributes:
+        rows: how many rows.
+        whole: the sum over all of them.
+        parts: (the sum over its rows, how many) of each part.
+        weight: the weight of the rows.
+        close: the relative difference that is rounding.
+    """
+
+    rows: int
+    whole: float
+    parts: Sequence[tuple[float, int]]
+    weight: float
+    close: float
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the parts make up the whole."""
+        found = sum(value for value, _ in self.parts)
+        return abs(self.whole - found) <= self.close * max(abs(self.whole), 1e-6)
+
+    def otherwise(self, *, mean: bool) -> "_Parted":
+        """The same, were the loss a sum of what is said to be a mean, or the other way round."""
+        parts = [(v * (self.rows / n if mean else n / self.rows), n) for v, n in self.parts]
+        return replace(self, parts=parts)

@@ -16,6 +16,7 @@ from workbench.train.data.opening import Dataset, order_seed
 from workbench.train.data.reading import DataError
 
 ROWS = 64
+_PAIRS = 8
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ class Trial:
                 outputs = tuple(self._span(output, begin, end) for output in self.outputs)
                 own = tree_map(lambda each, b=begin, e=end: each[b:e], self.targets)
                 yield Trial(end - begin, outputs, own)
+
+    def pairs(self) -> Iterator["Trial"]:
+        """Two rows each, of the first ones."""
+        for begin in range(0, min(self.rows, 2 * _PAIRS) - 1, 2):
+            *_, behind = self.cut(begin)
+            yield next(behind.cut(2))
 
     def check_classes(self, *, per_token: bool = False) -> None:
         """Tries cross-entropy, on the CPU: on a GPU a class that is not there ends the process.
