@@ -35,6 +35,7 @@ SHORT: dict[str, dict[str, Any]] = {
     },
     "05-your-own-model.ipynb": {"STEPS": 4, "IMAGES": 16},
     "08-your-own-idea.ipynb": {"STEPS": 8},
+    "09-language-model.ipynb": {"STEPS": 6, "BLOCKS": 1},
     "07-beyond-one-machine.ipynb": {"MODEL": "mobilenet_v3_small", "STEPS": 12},
     "06-predict-and-search.ipynb": {"ENGINES": 2, "BATCH": 16, "STEPS": 6, "WITHIN_S": 5.0},
 }
@@ -182,6 +183,15 @@ def test_runs(path: Path, tmp_path: Path) -> None:
         assert "✗" in str(outputs["failure"])
         codes = {cell.id: cell.source for cell in notebook.cells}
         assert all(len(codes[kind].splitlines()) <= 30 for kind in kinds)
+    if path.name == "09-language-model.ipynb":
+        assert "scaled_dot_product_attention" in text_of(outputs["ways"])
+        assert str(outputs["verify"]).count("fp64: exact") == 2
+        assert "fp64: exact" in str(outputs["clipped"])
+        assert "must not depend on others" in text_of(outputs["mean"])
+        (table,) = outputs["compare"]
+        assert "peak MiB, measured" in table.data["text/plain"]
+        assert "the same model, up to rounding" in text_of(outputs["check"])
+        assert text_of(outputs["home"]).startswith("def ")
     if path.name == "07-beyond-one-machine.ipynb":
         assert "engine_launcher_class" in text_of(outputs["ground"])
         assert "groups across hosts" in text_of(outputs["race"])
