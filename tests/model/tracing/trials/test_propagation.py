@@ -101,6 +101,8 @@ REFUSED = {
     "heads are mixed": lambda _, x: (heads(x) + heads(x).mean(2, keepdim=True)).flatten(2),
     "a little": lambda _, x: (heads(x) + 1e-7 * heads(x).mean(2, keepdim=True)).flatten(2),
     "added up one after the other": lambda _, x: heads(x).cumsum(2).flatten(2),
+    "numbers that it does not take": lambda _, x: heads(x).add(1e9).acos().cumsum(2).flatten(2),
+    "numbers that it does not take": lambda _, x: heads(x).add(1e9).acos().cumsum(2).flatten(2),
     "turned around": lambda _, x: heads(x).flip(2).flatten(2),
     "a softmax over them": lambda _, x: heads(x).softmax(2).flatten(2),
     "what is read whole learns": lambda module, x: (heads(x) * module.each).flatten(2),

@@ -127,10 +127,9 @@ class _Search:
                 rows.meta, self.coming[rows] = dict(node.meta), {}
                 self.traced.kinds[rows], self.traced.varies[rows] = "size", False
             node.replace_all_uses_with(rows)
-            while not node.users and _is_size(node):
-                (above,) = node.all_input_nodes
+        for node in reversed(list(self.graph.nodes)):
+            if node.op not in ("placeholder", "output") and _is_size(node) and not node.users:
                 self.graph.erase_node(node)
-                node = above
 
     def _read(self, reader: Node, source: Node, wanted: Mapping[Cut, int]) -> dict[Cut, int]:
         """The cuts of a value that are worth keeping for one of its readers."""
@@ -190,7 +189,9 @@ class _Search:
             values = [tuple(t.shape) for t in tensors(source.meta["values"][0])]
             number = source.meta["values"][0] if not values else ""
             learns, cuts = source.meta.get("learns", False), self.coming[source]
-            return f"<{place} {values} {number} {source.meta['rows']} {learns} {cuts}>"
+            # Of made-up numbers only the shape matters; of indices and masks, each one.
+            own = "" if not values or self.traced.made_up(source) else source.name
+            return f"<{place} {values} {number} {source.meta['rows']} {learns} {cuts} {own}>"
 
         return repr((node.op, node.target, map_arg((node.args, node.kwargs), described)))
 
@@ -238,6 +239,8 @@ class _Trial:
 
     def ways(self, cuts: Sequence[Cut], most: int) -> Iterator[Propagation]:
         """The ways in which the output is cut where the inputs are cut so, into `most` or less."""
+        if any(bool(torch.isnan(one).any()) for one in tensors(self.whole)):
+            return  # numbers that the operation does not take: they show nothing
         shape = _first(self.node).shape
         outputs: dict[int, list[Cut]] = {}  # by the most pieces that they can have
         for dim in range(1, len(shape)):
