@@ -27,6 +27,18 @@ def heads(x):
     return x.view(x.shape[0], TOKENS, HEADS, -1)
 
 
+@torch.fx.wrap
+def little(x):
+    """Mixes heads, a little."""
+    return x + 1e-7 * x.mean(2, keepdim=True)
+
+
+@torch.fx.wrap
+def roots(x):
+    """Mixes heads; where one number is below 0, all are NaN."""
+    return (x * x.flatten(1).amin(1).sqrt()[:, None, None, None]).cumsum(2)
+
+
 def layers_of(function, last=WIDTH):
     graph = trace(Between(function, last), input_shape=(TOKENS, 4))
     return {layer.name: layer for layer in graph.layers}
@@ -99,10 +111,12 @@ def test_what_is_drawn_is_cut_too():
 
 REFUSED = {
     "heads are mixed": lambda _, x: (heads(x) + heads(x).mean(2, keepdim=True)).flatten(2),
-    "a little": lambda _, x: (heads(x) + 1e-7 * heads(x).mean(2, keepdim=True)).flatten(2),
+    "a little, in one operation": lambda _, x: little(heads(x)).flatten(2),
     "added up one after the other": lambda _, x: heads(x).cumsum(2).flatten(2),
-    "numbers that it does not take": lambda _, x: heads(x).add(1e9).acos().cumsum(2).flatten(2),
-    "numbers that it does not take": lambda _, x: heads(x).add(1e9).acos().cumsum(2).flatten(2),
+    "it makes NaN of some numbers": lambda _, x: roots(heads(x).sigmoid()).flatten(2),
+    "it fails on some numbers": lambda _, x: F.binary_cross_entropy(
+        heads(x).sigmoid(), heads(x).sigmoid(), reduction="none"
+    ).flatten(2),
     "turned around": lambda _, x: heads(x).flip(2).flatten(2),
     "a softmax over them": lambda _, x: heads(x).softmax(2).flatten(2),
     "what is read whole learns": lambda module, x: (heads(x) * module.each).flatten(2),

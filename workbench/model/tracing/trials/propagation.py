@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -235,11 +236,10 @@ class _Trial:
         read = [source for source in self.sources if not _is_size(source)]
         self.lead = read[0] if _has_rows(read[0]) else None
         self.leaves, self.form = pytree.tree_flatten((node.args, node.kwargs))
-        self._whole: Any = None
 
     def ways(self, cuts: Sequence[Cut], most: int) -> Iterator[Propagation]:
         """The ways in which the output is cut where the inputs are cut so, into `most` or less."""
-        if any(bool(torch.isnan(one).any()) for one in tensors(self.whole)):
+        if self.whole is None or any(bool(one.isnan().any()) for one in tensors(self.whole)):
             return  # numbers that the operation does not take: they show nothing
         shape = _first(self.node).shape
         outputs: dict[int, list[Cut]] = {}  # by the most pieces that they can have
@@ -258,12 +258,13 @@ class _Trial:
                         if all(map(_equal, given, wanted)) and self._apart(cuts, output, pieces):
                             yield Propagation(tuple(cuts), output, pieces, scaled, drawn)
 
-    @property
+    @cached_property
     def whole(self) -> Any:
-        """The operation's result for all of what it reads."""
-        if self._whole is None:
-            self._whole = self._run({source: self._value(source) for source in self.sources})
-        return self._whole
+        """The operation's result for all of what it reads; None: it fails on made-up numbers."""
+        try:
+            return self._run({source: self._value(source) for source in self.sources})
+        except Exception:  # whatever it is that an operation raises
+            return None
 
     def _apart(self, cuts: Sequence[Cut], output: Cut, pieces: int) -> bool:
         """Whether a piece of the result stays as it is, bit by bit, where the others are NaN."""
