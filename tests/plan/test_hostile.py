@@ -113,6 +113,18 @@ def known_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(TEXTS, name, (kind, tomlkit.dumps(content)))
 
 
+@pytest.mark.parametrize(
+    ("was", "now"), [("output_shape = [64]", "output_shape = [0]"), ("heads = 3", "heads = 0")]
+)
+@pytest.mark.usefixtures("known_fingerprints")
+def test_a_model_that_cannot_be_is_refused(was, now):
+    told = [text.replace(was, now) for kind, text in TEXTS.values() if was in text]
+    assert told
+    for text in told:
+        with pytest.raises(PlanError, match=r"\[graph\]: the layers cannot have these schemes"):
+            Plan.from_toml(text)
+
+
 @pytest.mark.usefixtures("known_fingerprints")
 def test_every_leaf_is_refused_or_safe():
     assert set(counted(200)) == {"refused", "safe"}

@@ -373,7 +373,21 @@ class Plan:
             PlanError: the text is not TOML, an entry has a wrong name, type or value, or the plan
                 is for another model.
         """
-        return cls(**serial.read(toml_of(text, PlanError), graph))
+        plan = cls(**serial.read(toml_of(text, PlanError), graph))
+        if plan.is_at_hand:
+            plan._check_described()
+        return plan
+
+    def _check_described(self) -> None:
+        """Places all layers, which a description that somebody made up need not allow."""
+        try:
+            _ = self.flow
+        except PlanError:
+            raise
+        except (ValueError, ArithmeticError, LookupError, AssertionError, StopIteration) as error:
+            raise PlanError(
+                f"[graph]: the layers cannot have these schemes, as the model is described: {error}"
+            ) from error
 
     def save(self, path: str | Path) -> None:
         """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
