@@ -35,7 +35,7 @@ SHORT: dict[str, dict[str, Any]] = {
     },
     "05-your-own-model.ipynb": {"STEPS": 4, "IMAGES": 16},
     "08-your-own-idea.ipynb": {"STEPS": 8},
-    "09-language-model.ipynb": {"STEPS": 6, "BLOCKS": 1},
+    "09-language-model.ipynb": {"STEPS": 24, "BLOCKS": 1},
     "07-beyond-one-machine.ipynb": {"MODEL": "mobilenet_v3_small", "STEPS": 12},
     "06-predict-and-search.ipynb": {"ENGINES": 2, "BATCH": 16, "STEPS": 6, "WITHIN_S": 5.0},
 }
