@@ -23,7 +23,7 @@ from workbench.bench.nets import GPT
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Devices, Figure, Report, engines_here
-from workbench.bench.rivals.matches import Found, Match, measured, rows_of
+from workbench.bench.rivals.matches import Found, Match, bars_of, measured, rows_of
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment
@@ -95,16 +95,7 @@ def _report(graph: Graph, size: Size, engines: int, found: Sequence[tuple[Match,
     for match, one in found:
         rows += [{"part": match.part, **row} for row in rows_of(graph, engines, engines, one)]
         figures |= _figures(one)
-    speeds = tuple(
-        Bar(
-            f"{row['system']} ({row['part']})",
-            float(row["samples/s"]),
-            float(row["min"]),
-            float(row["max"]),
-            row["system"] == "workbench",
-        )
-        for row in rows
-    )
+    speeds = bars_of(rows, "{system} ({part})")
     ratios = tuple(
         Bar(name, figure.median, figure.min, figure.max, True) for name, figure in figures.items()
     )

@@ -32,7 +32,7 @@ from workbench.bench.plot import Bar, Chart
 from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Devices, Figure, Report, engines_here
 from workbench.bench.rivals.interleaved import Measured
-from workbench.bench.rivals.matches import Found, Match, measured, rows_of
+from workbench.bench.rivals.matches import Found, Match, bars_of, measured, rows_of
 from workbench.bench.rivals.rivals import ZERO_MISSING, zero_is_installed
 from workbench.bench.rivals.savings import figures_of, savings
 from workbench.client.cluster import Cluster
@@ -237,16 +237,7 @@ def _figure(rival: str) -> str:
 def _charts(
     rows: Sequence[Mapping[str, Cell]], figures: Mapping[str, Figure]
 ) -> tuple[Chart, Chart]:
-    speeds = tuple(
-        Bar(
-            f"{row['system']}, {row['model']}, {row['engines']} engines",
-            float(row["samples/s"]),
-            float(row["min"]),
-            float(row["max"]),
-            row["system"] == "workbench",
-        )
-        for row in rows
-    )
+    speeds = bars_of(rows, "{system}, {model}, {engines} engines")
     ratios = tuple(Bar(name, f.median, f.min, f.max, True) for name, f in figures.items())
     return Chart("samples/s", speeds), Chart("the workbench's share", ratios, target=1.0)
 

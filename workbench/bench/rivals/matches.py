@@ -1,11 +1,12 @@
 """A match: systems that run interleaved with the workbench on one cluster, round by round."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
+from workbench.bench.plot import Bar
 from workbench.bench.report import Cell
 from workbench.bench.rivals.interleaved import Measured
 from workbench.client.cluster import Cluster
@@ -115,3 +116,22 @@ def rows_of(graph: Graph, ranks: int, k: int, found: Found) -> list[dict[str, Ce
         }
         for name, values in found.speeds.items()
     ]
+
+
+def bars_of(rows: Sequence[Mapping[str, Cell]], name: str) -> tuple[Bar, ...]:
+    """A bar for the speed of each system.
+
+    Args:
+        rows: rows of `rows_of`.
+        name: how a row is called, with its own columns: "{system}, {model}".
+    """
+    return tuple(
+        Bar(
+            name.format_map(row),
+            float(row["samples/s"]),
+            float(row["min"]),
+            float(row["max"]),
+            row["system"] == "workbench",
+        )
+        for row in rows
+    )
