@@ -36,10 +36,13 @@ class Size:
     """The size of the model and of the work.
 
     Attributes:
-        blocks, width, tokens, vocabulary: of the model (`nets.GPT`).
-        rows: of a rank.
-        rounds: of all systems.
-        steps: of a system in a round.
+        blocks: the blocks of the model (`nets.GPT`).
+        width: the features of a token.
+        tokens: the tokens of a sequence.
+        vocabulary: the tokens that there are.
+        rows: the sequences of a rank in a step.
+        rounds: the rounds, in each of which every system takes its turn.
+        steps: the steps of a turn.
     """
 
     blocks: int

@@ -24,7 +24,7 @@ class Match:
         part: the name of the part.
         engines: the number of engines.
         rivals: the rivals; of several in one place, the one that was fastest in the first round.
-        seconds: of one round, roughly.
+        seconds: the seconds that a round takes, roughly.
     """
 
     part: str
@@ -78,7 +78,7 @@ def measured(
 
     Args:
         cluster: the engines.
-        experiment: what the workbench runs.
+        experiment: the experiment that the workbench runs, and its rivals by their own means.
         module: the model, unless it is torchvision's.
         rivals: the rivals; of several in one place, each is tried, and the fastest takes part.
         steps: the steps of each system.

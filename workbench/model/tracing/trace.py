@@ -125,6 +125,7 @@ def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
     Raises:
         ModelError: the model cannot be built here, or differs from the one that was traced.
     """
+    training = graph
     if evaluating:
         assert graph.evaluation is not None
         graph = graph.evaluation
@@ -133,6 +134,8 @@ def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
     root = build_fake(graph.source)
     mode = root.eval() if evaluating else root
     here, traced = _recorded(graph.source, mode, graph.inputs).described()
+    if evaluating:
+        here = _in_units_of(training, here)
     if here.layers != graph.layers:
         raise ModelError(
             f"{graph.source.name} is traced here to other layers ({here.fingerprint}) than the "
@@ -164,9 +167,25 @@ def _in_both_modes(
             f"{source.name} predicts {shapes[0]} for each sample in training and {shapes[1]} in "
             "evaluation; both are to be the same scores"
         )
-    graph = replace(graph, evaluation=evaluation)
+    graph = replace(graph, evaluation=_in_units_of(graph, evaluation))
     _refuse_unread(graph)
     return graph, traced, apart
+
+
+def _in_units_of(training: Graph, evaluation: Graph) -> Graph:
+    """The graph of evaluation, whose weights are in the pieces that training has them in."""
+    units = {
+        layer.name: (layer.output_units, layer.output_blocks, layer.input_units)
+        for layer in training.layers
+        if layer.kind == "linear"
+    }
+    layers = []
+    for layer in evaluation.layers:
+        if layer.kind == "linear":
+            out, blocks, into = units.get(layer.name, (0, 1, 0))
+            layer = replace(layer, output_units=out, output_blocks=blocks, input_units=into)
+        layers.append(layer)
+    return replace(evaluation, layers=tuple(layers))
 
 
 def _refuse_unread(graph: Graph) -> None:

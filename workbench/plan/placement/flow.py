@@ -285,9 +285,9 @@ class Flow:
             start alike share them.
         returns: the conversions after each output of the model.
         weights: the placement of each weight, by its name in the state_dict.
-        ways: of operations that are cut by what was found in trying them, how, and the pieces of
-            each rank of a group.
-        apart: of those, the layouts in which (producer, reader) are read.
+        ways: the operations that are cut as trying them has shown, each with the way and with the
+            pieces of each rank of a group.
+        apart: the layouts in which these read their inputs, by (producer, reader).
     """
 
     inputs: Mapping[str, Layout]

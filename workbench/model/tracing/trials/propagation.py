@@ -49,7 +49,7 @@ def find_propagations(graph: torch.fx.Graph, traced: Traced) -> None:
 
     Args:
         graph: the traced graph of a `ValueTracer`, with its values.
-        traced: what trying its operations has shown.
+        traced: the model, with what trying its operations has shown.
     """
     for node in graph.nodes:
         node.meta["propagations"], node.meta["units"] = (), (0, 1, 0)
