@@ -15,6 +15,7 @@ from workbench.plan.experiment.experiment import (
 )
 from workbench.plan.inputs import Input
 from workbench.plan.placement.placement import apportion
+from workbench.plan.plan import Plan
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
 
@@ -132,10 +133,6 @@ class Expected:
             loss=mean_loss,
             batches=batches,
             test=test,
-            test_ranks=[
-                plan.rows_of(min(experiment.batch_size, len(test[1]) - first))
-                for first in range(0, len(test[1]), experiment.batch_size)
-            ],
             precision=experiment.precision,
             scaler=_scaler_of(experiment),
             accumulate=experiment.accumulate,
@@ -187,8 +184,15 @@ def _batches(
         order = rows_of_step(len(data), experiment.batch_size, experiment.seed, step)
         plan = (experiment if step == 0 or case.way in ("straight", "again") else after).plan
         counts = filter(None, apportion(len(order), (1,) * experiment.accumulate))
-        found.append(Batch(*data.batch(order), ranks=tuple(map(plan.rows_of, counts))))
+        ranks = tuple(map(plan.rows_of, counts))
+        found.append(Batch(*data.batch(order), ranks, _rows_evaluated(plan, experiment, len(test))))
     return found, test.batch(torch.arange(len(test)))
+
+
+def _rows_evaluated(plan: Plan, experiment: Experiment, count: int) -> tuple[tuple[int, ...], ...]:
+    """Rows of each rank, for each batch of an evaluation of `count` rows."""
+    firsts = range(0, count, experiment.batch_size)
+    return tuple(plan.rows_of(min(experiment.batch_size, count - first)) for first in firsts)
 
 
 def _names(module: nn.Module) -> dict[str, str]:

@@ -28,11 +28,14 @@ class Batch:
         inputs: [rows, *sample].
         labels: [rows].
         ranks: rows of each rank, for each micro-batch; only local batch norms depend on it.
+        test_ranks: rows of each rank, for each batch of the evaluation after it, one after the
+            other.
     """
 
     inputs: Tensor
     labels: Tensor
     ranks: tuple[tuple[int, ...], ...] = ()
+    test_ranks: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,6 @@ class Task:
         loss: mean over the rows, of that.
         batches: of every step.
         test: inputs and labels to evaluate on.
-        test_ranks: rows of each rank, for each batch of the evaluation, one after the other.
         precision: "fp64", "fp32", "bf16" or "fp16" (autocast; weights in fp32).
         scaler: arguments of torch's own GradScaler; None: losses are not scaled.
         skipped: steps that update nothing whatever their gradients, as they did elsewhere.
@@ -67,7 +69,6 @@ class Task:
     loss: Loss
     batches: Sequence[Batch]
     test: tuple[Tensor, Tensor]
-    test_ranks: Sequence[tuple[int, ...]]
     precision: str = "fp64"
     scaler: Mapping[str, Any] | None = None
     skipped: frozenset[int] = frozenset()
@@ -158,7 +159,7 @@ def train(module: nn.Module, task: Task) -> list[Step]:
                 {name: p.detach().clone() for name, p in parameters.items()},
                 {name: b.detach().clone() for name, b in module.named_buffers()},
                 _state(optimizer, parameters, averages),
-                _evaluated(module, task, norms, parameters, averages),
+                _evaluated(module, task, batch.test_ranks, norms, parameters, averages),
                 None if task.scaler is None else (scaler.get_scale(), scaler._get_growth_tracker()),
                 skipped,
             )
@@ -184,6 +185,7 @@ def _state(
 def _evaluated(
     module: nn.Module,
     task: Task,
+    ranks: Sequence[tuple[int, ...]],
     norms: "LocalNorms",
     parameters: Mapping[str, nn.Parameter],
     averages: Mapping[str, Tensor],
@@ -192,7 +194,7 @@ def _evaluated(
     own = {name: parameters[name].detach().clone() for name in averages}
     for name, average in averages.items():
         parameters[name].detach().copy_(average)
-    found = evaluate(module, task, norms)
+    found = _evaluate(module, task, ranks, norms)
     for name, weights in own.items():
         parameters[name].detach().copy_(weights)
     return found
@@ -233,7 +235,9 @@ def _own(inputs: Tensor, task: Task) -> Tensor:
     return inputs.to(_dtype(task) if inputs.is_floating_point() else inputs.dtype, copy=True)
 
 
-def evaluate(module: nn.Module, task: Task, norms: "LocalNorms") -> tuple[float, float]:
+def _evaluate(
+    module: nn.Module, task: Task, ranks: Sequence[tuple[int, ...]], norms: "LocalNorms"
+) -> tuple[float, float]:
     """Mean loss and accuracy of the first output, in evaluation mode; the module is left as it was.
 
     Evaluations are not autocast.
@@ -242,7 +246,7 @@ def evaluate(module: nn.Module, task: Task, norms: "LocalNorms") -> tuple[float,
     inputs, labels = task.test
     loss, hits, first = 0.0, 0, 0
     with torch.no_grad():
-        for norms.ranks in task.test_ranks:
+        for norms.ranks in ranks:
             some = slice(first, first + sum(norms.ranks))
             logits = task.outputs(module(_own(inputs[some], task)))[0]
             scores, classes = of_labels(logits, labels[some])

@@ -37,6 +37,7 @@ def task(net, rows=6, steps=2, ranks=(), **fields):
             torch.randn(rows, *net.shape, generator=generator),
             torch.arange(rows) % 3,
             ranks=ranks,
+            test_ranks=((rows,),),
         )
         for _ in range(steps)
     ]
@@ -46,7 +47,6 @@ def task(net, rows=6, steps=2, ranks=(), **fields):
         loss=lambda outputs, labels: F.cross_entropy(outputs[0], labels),
         batches=batches,
         test=(batches[0].inputs, batches[0].labels),
-        test_ranks=[(rows,)],
         **fields,
     )
 
