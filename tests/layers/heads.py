@@ -102,6 +102,29 @@ class Written(nn.Module):
         return self.o((weights @ v).transpose(1, 2).contiguous().view(b, t, c))
 
 
+class Turned(nn.Module):
+    """A linear layer as GPT-2 has it: its matrix is [in_features, out_features], its rows flat."""
+
+    def __init__(self, into, out):
+        super().__init__()
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(into, out) / 5),
+            nn.Parameter(torch.ones(out)),
+        )
+
+    def forward(self, x):
+        shape = (*x.size()[:-1], self.bias.numel())
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(shape)
+
+
+class TurnedAndFused(Fused):
+    """The same with matrices that lie so."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o = Turned(WIDTH, 3 * WIDTH), Turned(WIDTH, WIDTH)
+
+
 class Gated(nn.Module):
     """A gated unit whose two halves are one layer."""
 
@@ -115,7 +138,8 @@ class Gated(nn.Module):
 
 
 INNER = {
-    one.__name__: one for one in (Separate, Dropped, Fused, Otherwise, Grouped, Written, Gated)
+    one.__name__: one
+    for one in (Separate, Dropped, Fused, TurnedAndFused, Otherwise, Grouped, Written, Gated)
 }
 
 

@@ -5,7 +5,8 @@ from torch.testing import assert_close
 
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
-from workbench.layers.faster import Linear, Repeat
+from workbench.layers.faster import Linear, Repeat, Transposed
+from workbench.model.tracing.rewrites.linears import TransposedLinear
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.model.weights.slices import WeightsFile
@@ -71,6 +72,37 @@ def test_further_backward_passes_add_up():
         gradients(ours, x)
     assert_close(ours.weight.grad, theirs.weight.grad)
     assert_close(ours.bias.grad, theirs.bias.grad)
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6), (0, 6), (6,)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_transposed_matrix_is_multiplied_as_it_lies(shape, bias):
+    plain, ours = transposed_pair(bias)
+    x = torch.randn(shape, dtype=torch.float64)
+    assert torch.equal(ours(x), plain(x))
+    for found, expected in zip(gradients(ours, x), gradients(plain, x), strict=True):
+        assert_close(found, expected)
+
+
+def test_the_gradient_of_a_transposed_matrix_lies_where_the_last_one_was():
+    plain, ours = transposed_pair(True)
+    place = torch.full((6, 4), torch.nan, dtype=torch.float64)
+    ours.spare.give(place)
+    x = torch.randn(5, 6, dtype=torch.float64)
+    assert_close(gradients(ours, x)[1], gradients(plain, x)[1])
+    assert ours.weight.grad.data_ptr() == place.data_ptr()
+
+
+def transposed_pair(bias):
+    weight = torch.randn(6, 4, dtype=torch.float64)
+    added = torch.randn(4, dtype=torch.float64) if bias else None
+    made = [
+        TransposedLinear(
+            nn.Parameter(weight.clone()), None if added is None else nn.Parameter(added.clone())
+        )
+        for _ in range(2)
+    ]
+    return made[0], Transposed(made[1])
 
 
 def test_under_autocast_it_is_torch_s_own():

@@ -227,7 +227,7 @@ _MHA = "nn.MultiheadAttention({c}, «2¦1», «dropout=0.2, ¦»«bias=False, ¦
 
 TOKENS = {
     "linear": """
-        self.{m} = nn.Linear({c}, {o}«¦, bias=False»)
+        self.{m} = «nn.Linear({c}, {o}«¦, bias=False»)¦Matrix({c}, {o}, '«flat¦product¦linear»')»
         ---
         x = self.{m}(x)""",
     "attention": f"""
@@ -306,7 +306,8 @@ TOKENS = {
 VECTORS = {
     "linear": """
         self.{m} = «nn.Linear({c}, {o})¦nn.Linear({c}, {o}, bias=False)¦frozen(nn.Linear({c}, {o}))¦
-        frozen(nn.Linear({c}, {o}), 'weight')¦frozen(nn.Linear({c}, {o}), 'bias')»
+        frozen(nn.Linear({c}, {o}), 'weight')¦frozen(nn.Linear({c}, {o}), 'bias')¦
+        Matrix({c}, {o}, '«flat¦product¦linear»')»
         ---
         x = self.{m}(x)""",
     "functional linear": """

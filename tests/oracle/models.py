@@ -176,6 +176,24 @@ class HELPERS:
                 x = x + self.scale * torch.randn_like(x)
             return x
 
+    class Matrix(nn.Module):
+        """A linear layer of one's own: as GPT-2 has it, as a product and a sum, or as torch's."""
+
+        def __init__(self, into: int, out: int, way: str) -> None:
+            super().__init__()
+            self.way = way
+            sizes = (out, into) if way == "linear" else (into, out)
+            self.weight = nn.Parameter(0.3 * torch.randn(sizes))
+            self.bias = nn.Parameter(torch.rand(out))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.way == "linear":
+                return F.linear(x, self.weight, self.bias)
+            if self.way == "product":
+                return x @ self.weight + self.bias
+            rows = torch.addmm(self.bias, x.reshape(-1, x.size(-1)), self.weight)
+            return rows.view(*x.shape[:-1], self.bias.numel())
+
     class Attention(nn.Module):
         """Self-attention written out, as in many small transformers."""
 

@@ -160,7 +160,7 @@ class _Cutting:
                 cast(Any, local).inplace = False
             if idle:
                 local = self._idle(layer, local)
-            if layer.kind == "batch_norm":  # parts of an extension of it are layers of their own
+            if layer.kind in ("batch_norm", "linear"):  # parts of it are layers of their own
                 for name, part in module.named_children():
                     local.add_module(name, part)
             node.target = self._own_path(layer, node)

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from workbench.model.tracing.rewrites.linears import TransposedLinear
+
 LARGE_BYTES = 2**22
 
 
@@ -49,32 +51,60 @@ class Linear(nn.Linear):
         if torch.is_autocast_enabled(x.device.type):
             self.spare.take()  # nobody writes over it here, so let it go
             return super().forward(x)
-        return _Linear.apply(x, self.weight, self.bias, self.spare)
+        return _Linear.apply(x, self.weight, self.bias, self.spare, False)
+
+
+class Transposed(TransposedLinear):
+    """The same of a layer that holds its matrix as [in_features, out_features].
+
+    Args:
+        local: the layer whose weights to take.
+
+    Attributes:
+        spare: the memory [in_features, out_features] for the gradient of its weight.
+    """
+
+    def __init__(self, local: TransposedLinear) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(local.__dict__)
+        self.spare = Spare()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [..., in_features] to [..., out_features]."""
+        if torch.is_autocast_enabled(x.device.type):
+            self.spare.take()
+            return super().forward(x)
+        return _Linear.apply(x, self.weight.t(), self.bias, self.spare, True)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, spare: Spare) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, spare: Spare, transposed: bool
+    ) -> Tensor:
         ctx.save_for_backward(x if weight.requires_grad else None, weight)
-        ctx.spare = spare
+        ctx.spare, ctx.transposed = spare, transposed
         return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         of_x = grad @ weight if needs_x else None
         flat = grad.reshape(-1, weight.shape[0])
         of_weight = of_bias = None
         if needs_weight:
             spare = ctx.spare.take()
-            into = torch.empty_like(weight) if spare is None else spare
+            if spare is None:
+                into = torch.empty_like(weight)
+            else:
+                into = spare.t() if ctx.transposed else spare
             torch.mm(flat.t(), x.reshape(-1, weight.shape[1]), out=into)
             of_weight = into.detach()  # another name: torch keeps what has one owner, or copies it
         if needs_bias:
             of_bias = flat.sum(0)
-        return of_x, of_weight, of_bias, None
+        return of_x, of_weight, of_bias, None, None
 
 
 class Repeat(nn.Module):

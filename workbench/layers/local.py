@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from workbench.layers.faster import LARGE_BYTES, Linear, Repeat
+from workbench.layers.faster import LARGE_BYTES, Linear, Repeat, Transposed
+from workbench.model.tracing.rewrites.linears import TransposedLinear
 from workbench.model.weights.slices import Reader
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Layer
@@ -88,6 +89,8 @@ def _faster(local: nn.Module, layer: Layer) -> nn.Module:
     """Returns a module that computes the same, in less time where there is one."""
     if type(local) is nn.Linear and local.weight.nbytes >= LARGE_BYTES:
         return Linear(local)
+    if type(local) is TransposedLinear and local.weight.nbytes >= LARGE_BYTES:
+        return Transposed(local)
     if type(local) is nn.AdaptiveAvgPool2d and layer.input_shape[-2:] == (1, 1):
         height, width = layer.output_shape[-2:]
         return Repeat(height, width)
@@ -116,6 +119,8 @@ def _set_sizes(local: nn.Module, layer: Layer, flow: Flow, rank: int) -> None:
     if isinstance(local, nn.Linear):
         local.out_features, local.in_features = local.weight.shape
         _add_once(local, local.out_features)
+    elif isinstance(local, TransposedLinear):
+        _add_once(local, local.weight.shape[1])
     elif isinstance(local, _ConvTransposeNd):
         local.in_channels = local.weight.shape[0]
         local.groups = local.groups * local.in_channels // max(layer.input_shape[0], 1)
@@ -136,7 +141,7 @@ def _set_sizes(local: nn.Module, layer: Layer, flow: Flow, rank: int) -> None:
         local.num_embeddings, local.embedding_dim = local.weight.shape
 
 
-def _add_once(local: nn.Linear | _ConvNd, outputs: int) -> None:
+def _add_once(local: nn.Linear | TransposedLinear | _ConvNd, outputs: int) -> None:
     """Leaves a bias out where its piece is empty: another rank of the group adds it."""
     if local.bias is not None and local.bias.numel() != outputs:
         local.register_parameter("unused_bias", cast(nn.Parameter, local.bias))

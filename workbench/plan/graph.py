@@ -101,6 +101,7 @@ class Layer:
         groups: the groups of a convolution, else 1.
         heads: the heads of an attention layer, else 0.
         num_embeddings: the rows of an embedding's table, else 0.
+        transposed: whether a linear layer holds its matrix as [in_features, out_features].
         output_units: the equal pieces in which what follows may have a linear layer's features, as
             the heads of a query; 0: any.
         output_blocks: the equal blocks of these features that are cut alike, as of query and key.
@@ -144,6 +145,7 @@ class Layer:
     evaluating: bool = False
     detached: bool = False
     num_embeddings: int = field(default=0, repr=False)
+    transposed: bool = field(default=False, repr=False)
     output_units: int = field(default=0, repr=False)
     output_blocks: int = field(default=1, repr=False)
     input_units: int = field(default=0, repr=False)
@@ -323,10 +325,7 @@ class Graph:
 
     @cached_property
     def alike(self) -> MappingProxyType[str, int]:
-        """A number for each layer, equal for equal computations on tensors of equal shapes.
-
-        It depends neither on what they read, nor on how they are split.
-        """
+        """A number for each layer, equal for equal computations, whatever is read or cut how."""
         numbers: dict[Hashable, int] = {}
         found = {}
         for layer in self.layers:

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from workbench.model.errors import TraceError
 from workbench.model.tracing.batch import name_of, tensors
 from workbench.model.tracing.kinds import kind_of
+from workbench.model.tracing.rewrites.linears import TransposedLinear
 from workbench.model.weights.files import DTYPES
 from workbench.plan.graph import Layer, Weight, carries_gradient
 
@@ -96,6 +97,7 @@ class _Layers:
             least_rows=_least_rows(node, module),
             least_rows_half=int(meta["least_rows_half"]),
             uncounted=kind == "op" and meta["uncounted"],
+            transposed=isinstance(module, TransposedLinear),
             output_units=meta["units"][0],
             output_blocks=meta["units"][1],
             input_units=meta["units"][2],

@@ -25,6 +25,7 @@ from workbench.model.tracing.lost import refuse_what_is_lost
 from workbench.model.tracing.rewrites.attention import find_self_attention
 from workbench.model.tracing.rewrites.detours import Detour, gather_detours
 from workbench.model.tracing.rewrites.inplace import drop_unused
+from workbench.model.tracing.rewrites.linears import find_linears
 from workbench.model.tracing.tracer import ValueTracer
 from workbench.model.tracing.trials.independence import constants_of, show_independence
 from workbench.model.tracing.trials.propagation import find_propagations
@@ -282,6 +283,7 @@ def _recorded(
     tracer = ValueTracer(samples)
     try:
         nodes = tracer.trace_structure(root)
+        find_linears(nodes, (root, tracer.root), tracer.record)
         find_self_attention(nodes, root, tracer.root)
         gather_detours(nodes, (root, tracer.root), tracer.record)
     except OperationError as error:

@@ -24,6 +24,9 @@ The built-in ones are objects of classes that extend `Scheme`, and so is one of 
     shard_heads    attention        R            whole heads of all   P
     duplicate      all              R            whole                R
 
+A linear layer that holds its matrix as [in_features, out_features], as GPT-2's `Conv1D` does, has
+it cut along the other dimension (`Layer.transposed`).
+
 An embedding is a linear layer that reads a one at the token's place and zeros elsewhere: cut by its
 input, a rank has some tokens of the vocabulary, and gives zeros for all others.
 
@@ -230,7 +233,7 @@ class ShardOut(Scheme):
         if layer.kind == "embedding":
             return Shard(1, division.sizes)
         if layer.kind == "linear":
-            return self._features(layer, division, 0)
+            return self._features(layer, division, int(layer.transposed and len(weight.shape) > 1))
         return Shard(0, division.sizes).scaled(weight.shape[0] // self.units(layer))
 
     def _features(self, layer: Layer, division: Division, dim: int) -> Shard:
@@ -274,7 +277,7 @@ class ShardIn(Scheme):
             return Shard(0, division.sizes)
         assert isinstance(read, Shard)
         if len(weight.shape) > 1:
-            return Shard(1, read.sizes)
+            return Shard(0 if layer.transposed else 1, read.sizes)
         # The bias is added once: by the first rank that has a summand to add it to.
         first = next(rank for rank, size in enumerate(read.sizes) if size)
         return held_by(first, weight.shape[0], division.group_size)

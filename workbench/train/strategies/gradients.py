@@ -22,7 +22,7 @@ from workbench.comm.groups.group import Group
 from workbench.comm.nonblocking import start_broadcast, start_reduce
 from workbench.comm.pending import Pending
 from workbench.layers.cut_model import CutModel
-from workbench.layers.faster import Linear, Spare
+from workbench.layers.faster import Linear, Spare, Transposed
 from workbench.plan.experiment.experiment import ParameterServer
 from workbench.program.buckets import Bucket
 from workbench.program.instructions import Reduce
@@ -348,4 +348,4 @@ class GradientSum:
 
 def _spares(model: CutModel) -> dict[Tensor, Spare]:
     """Where large weights take the memory of their next gradient."""
-    return {m.weight: m.spare for m in model.modules() if isinstance(m, Linear)}
+    return {m.weight: m.spare for m in model.modules() if isinstance(m, Linear | Transposed)}
