@@ -102,6 +102,18 @@ class Written(nn.Module):
         return self.o((weights @ v).transpose(1, 2).contiguous().view(b, t, c))
 
 
+class Masked(Written):
+    """The same with the mask first, and a type that is that of another tensor."""
+
+    def forward(self, x):
+        b, t, c = x.shape
+        parts = self.qkv(x).view(b, t, 3, HEADS, c // HEADS).unbind(2)
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        scores = torch.where(self.seen, q @ k.transpose(-2, -1) / (c // HEADS) ** 0.5, -1e9)
+        weights = self.drop(scores.softmax(-1).to(q.dtype))
+        return self.o((weights @ v).transpose(1, 2).contiguous().view(b, t, c))
+
+
 class Turned(nn.Module):
     """A linear layer as GPT-2 has it: its matrix is [in_features, out_features], its rows flat."""
 
@@ -139,7 +151,17 @@ class Gated(nn.Module):
 
 INNER = {
     one.__name__: one
-    for one in (Separate, Dropped, Fused, TurnedAndFused, Otherwise, Grouped, Written, Gated)
+    for one in (
+        Separate,
+        Dropped,
+        Fused,
+        TurnedAndFused,
+        Otherwise,
+        Grouped,
+        Written,
+        Masked,
+        Gated,
+    )
 }
 
 

@@ -108,7 +108,11 @@ class _Cutting:
         self.nodes = {node.name: node for node in self.traced.graph.nodes}
         self.steps: dict[tuple[str, tuple[Conversion, ...]], torch.fx.Node] = {}
         self.dtypes: LayerDtypes | None = None
-        self._sizes = {self.nodes[one.node] for one in self.graph.layers if one.kind == "size"}
+        self._sizes = {
+            self.nodes[one.node]
+            for one in self.graph.layers
+            if one.kind == "size" and not one.of_type
+        }
 
     def apply(self, reader: Reader, device: torch.device, dtype: torch.dtype | None) -> CutModel:
         layers, flow, rank = self.graph.layers, self.flow, self.rank
@@ -145,7 +149,7 @@ class _Cutting:
             placed = self._dropout(layer, node, module)
             self._call(node, f"{layer.node}_placed", placed, node.all_input_nodes[:1])
         elif idle and not layer.weights:
-            self._call(node, f"{layer.node}_idle", self._idle(layer, None), node.all_input_nodes)
+            self._call(node, f"{layer.node}_idle", self._idle(layer, None), self._read(layer, node))
         elif module is not None and not self._placed_before(layer):
             local = self._local(module, layer, pieces)
             if layer.kind == "batch_norm":
@@ -167,6 +171,11 @@ class _Cutting:
             self.traced.set_submodule(str(node.target), local)
         elif node.op in ("call_function", "call_method"):
             self._function(layer, node)
+
+    def _read(self, layer: Layer, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """Returns what a node reads, first what has the rows of the batch."""
+        of_batch = {self._node(name) for name in layer.inputs if self.graph.rows_of(name)}
+        return sorted(node.all_input_nodes, key=lambda one: one not in of_batch)
 
     def _local(self, module: nn.Module, layer: Layer, pieces: dict[str, Tensor]) -> nn.Module:
         choice = self.plan.layers.get(layer.name)
@@ -351,7 +360,7 @@ class _Cutting:
 
     def _count_rows(self, layer: Layer, node: torch.fx.Node) -> None:
         """Lets a cut operation count the rows that it reads: those of its group."""
-        first = next(n for n in layer.inputs if self._node(n) not in self._sizes)
+        first = next(name for name in layer.inputs if self.graph.rows_of(name))
         for name in layer.inputs:
             if self._node(name) in self._sizes:
                 steps = self.flow.edges[first, layer.name]

@@ -165,6 +165,11 @@ class Layer:
         return bool(self.weights) or self.target.rpartition(".")[2][:1].isupper()
 
     @property
+    def of_type(self) -> bool:
+        """Whether it is an attribute of a tensor, as its type, which pieces of it have alike."""
+        return self.kind == "size" and self.target == "getattr"
+
+    @property
     def counted_flops(self) -> int:
         """The FLOPs that are known: 0 where none are."""
         return self.flops or 0
@@ -331,19 +336,10 @@ class Graph:
         for layer in self.layers:
             owner = self[layer.shared] if layer.shared else layer
             look = (
-                layer.kind,
-                layer.target,
-                layer.input_shape,
-                layer.output_shape,
-                layer.rows,
-                layer.flops,
-                layer.groups,
-                layer.heads,
-                bool(layer.shared),
-                layer.draws,
-                layer.evaluating,
-                layer.detached,
-                (layer.output_units, layer.output_blocks, layer.input_units, layer.propagations),
+                (layer.kind, layer.target, layer.groups, layer.heads, layer.flops, layer.draws),
+                (layer.input_shape, layer.output_shape, layer.rows, bool(layer.shared)),
+                (layer.evaluating, layer.detached, layer.propagations),
+                (layer.output_units, layer.output_blocks, layer.input_units),
                 tuple((weight.shape, weight.trainable) for weight in owner.weights),
             )
             found[layer.name] = numbers.setdefault(look, len(numbers))

@@ -72,6 +72,7 @@ class _Layers:
         sources: list[Node] = []
         map_arg((node.args, node.kwargs), sources.append)
         activations = [source for source in sources if tensors(source.meta["values"][0])]
+        of_batch = [source for source in activations if source.meta["rows"]]
         module = self._module(node)
         kind = kind_of(node, module)
         used = self._used(node)
@@ -81,7 +82,7 @@ class _Layers:
             name=self.names[node],
             kind=kind,
             inputs=tuple(self._name(source) for source in sources),
-            input_shape=activations[0].meta["shape"] if activations else (),
+            input_shape=next(iter([*of_batch, *activations])).meta["shape"] if activations else (),
             output_shape=meta["shape"],
             rows=meta["rows"],
             weights=tuple(self._weight(key, used[key]) for key in mine),

@@ -126,7 +126,7 @@ class Placing:
                 gathered = self.gathered.get(layer.name)
                 preferred = self.preferred[layer.name]
                 read = held or read_without_scheme(self.graph, layer, coming, preferred, gathered)
-                given = after(layer, read)
+                given = ROWS if layer.kind == "size" else after(layer, read)
             self.inputs[layer.name], self.outputs[layer.name] = read, given
 
     def _preferred(self) -> dict[str, Layout]:
@@ -185,6 +185,8 @@ def read_without_scheme(
         gathered: the layout in which its input is gathered already for a later layer; None: it is
             not.
     """
+    if layer.of_type:
+        return coming[0]
     if not layer.inputs or layer.rows == 0 or layer.kind in ("parameter", "size"):
         return ROWS
     if layer.name in graph.shares_weights:

@@ -148,7 +148,8 @@ def _comes_cut(graph: Graph, name: str, choices: Mapping[str, LayerPlan]) -> boo
         read = {i for way in layer.propagations for i, cut in enumerate(way.inputs) if cut}
         return all(_comes_cut(graph, layer.inputs[index], choices) for index in read)
     follows = layer.kind in ("elementwise", "dropout", "add", "mul")
-    if not follows or len(graph.consumers[name]) > 1:
+    readers = [one for one in graph.consumers[name] if not graph[one].of_type]
+    if not follows or len(readers) > 1:
         return False
     return all(_comes_cut(graph, above, choices) for above in layer.inputs)
 

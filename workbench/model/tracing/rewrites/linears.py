@@ -247,8 +247,9 @@ def _linear(module: Any, transposed: bool) -> nn.Module:
     if transposed:
         made = TransposedLinear(weight, bias)
     else:
-        made = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
-        made.weight, made.bias = weight, bias
+        made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        made.register_parameter("weight", weight)
+        made.register_parameter("bias", bias)
     for name, part in module.named_children():  # which are layers of their own
         made.add_module(name, part)
     return made.train(module.training)

@@ -77,7 +77,8 @@ class _Search:
         for node in reversed(self.graph.nodes):
             if node.op == "output":
                 continue
-            readers = [self._read(reader, node, wanted.get(reader, {})) for reader in node.users]
+            users = (user for user in node.users if not _is_type(user))
+            readers = [self._read(reader, node, wanted.get(reader, {})) for reader in users]
             wanted[node] = _in_common(readers) if readers else {}
             if node in self.found:
                 kept = [p for p in self.found[node] if p.output in wanted[node]]
@@ -215,7 +216,7 @@ class _Search:
         found: list[tuple[Node, Cut]] = []
         for source in reader_inputs(node):
             own: Cut = ()
-            if _is_size(source) and source.meta["values"] != BATCHES:
+            if _is_size(source) and not _is_type(source) and source.meta["values"] != BATCHES:
                 return []  # it counts something else than the rows of the batch
             if _has_rows(source):
                 place = dim + _first(source).ndim - _first(lead).ndim
@@ -233,8 +234,7 @@ class _Trial:
         self.node, self.traced = node, traced
         self.probe = Probe(node, Draw("normal", midst=True), traced)
         self.sources = reader_inputs(node)
-        read = [source for source in self.sources if not _is_size(source)]
-        self.lead = read[0] if _has_rows(read[0]) else None
+        self.lead = next(filter(_has_rows, self.sources), None)
         self.leaves, self.form = pytree.tree_flatten((node.args, node.kwargs))
 
     def ways(self, cuts: Sequence[Cut], most: int) -> Iterator[Propagation]:
@@ -394,6 +394,10 @@ def _has_rows(source: Node) -> bool:
 
 def _is_size(source: Node) -> bool:
     return not tensors(source.meta["values"][0])
+
+
+def _is_type(source: Node) -> bool:
+    return isinstance(source.meta.get("values", (None,))[0], torch.dtype | torch.device)
 
 
 def _first(node: Node) -> Tensor:
