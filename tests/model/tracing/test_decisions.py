@@ -63,6 +63,22 @@ def test_outputs_have_roles_by_name():
         trace(nn.Linear(4, 3), input_shape=(4,), outputs={"scores": "prediction"})
 
 
+def test_what_no_graph_can_hold_is_left_out_of_a_dict():
+    class Cache:
+        def __init__(self, keys):
+            self.keys = keys
+
+    def forward(self, x):
+        x = self.inside(x)
+        return {"scores": x * 2, "cache": Cache(x), "caches": [Cache(x)], "number": 3}
+
+    model = calling(forward, inside=nn.Linear(4, 3))
+    graph = trace(model, input_shape=(4,), outputs={"scores": "prediction"})
+    assert [layer.name for layer in graph.layers] == ["inside", "mul"]
+    with pytest.raises(TraceError, match="a dict with 'scores', 'number'; .* cache too"):
+        trace(model, input_shape=(4,), outputs={"scores": "prediction", "cache": "unused"})
+
+
 def test_token_ids():
     model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 2))
     graph = trace(model, input_shape=(3,), vocabulary=7)

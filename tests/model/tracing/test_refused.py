@@ -96,6 +96,7 @@ def test_what_is_decided_when_it_runs(call, reason):
     [
         (lambda x: {"scores": x}, "a dict with 'scores'"),
         (lambda x: (x, {"scores": x}), "a tuple of Node|return the predictions"),
+        (lambda x: (x, object()), "an object of builtins.object is returned"),
         (lambda x: None, "returns nothing"),
         (lambda x: x.shape[0], "return the predictions"),
         (lambda x: x.reshape(-1, 2), "96 rows"),

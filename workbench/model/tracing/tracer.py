@@ -263,7 +263,14 @@ class ValueTracer(torch.fx.Tracer):
             )
         if isinstance(a, tuple) and hasattr(a, "_fields"):
             return tuple(self.create_arg(element) for element in a)
-        return super().create_arg(a)
+        try:
+            return super().create_arg(a)
+        except NotImplementedError:
+            raise TraceError(
+                f"an object of {type(a).__module__}.{type(a).__qualname__} is returned, or given "
+                "to an operation, which a graph cannot hold: return tensors, or a dict of them "
+                "whose roles say which are used; of transformers, configure use_cache=False"
+            ) from None
 
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
@@ -271,10 +278,12 @@ class ValueTracer(torch.fx.Tracer):
         self.inputs = dict(zip(parameters_of(self.root, self.given), self._batches, strict=True))
         proxies = [self.create_proxy("placeholder", name, (), {}) for name in self.inputs]
 
-        def by_name(root: nn.Module, *values: Any) -> Any:
-            return root_fn(root, **dict(zip(self.inputs, values, strict=True)))
+        def returned(root: nn.Module, *values: Any) -> Any:
+            if self.given[0].name:
+                return without_objects(root_fn(root, **dict(zip(self.inputs, values, strict=True))))
+            return without_objects(root_fn(root, *values))
 
-        return by_name if self.given[0].name else root_fn, [self.root, *proxies]
+        return returned, [self.root, *proxies]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if type(m).__module__ == "torchvision.ops.stochastic_depth" or is_window_attention(m):
@@ -432,6 +441,22 @@ class _Ran:
     flops: int = 0
     uncounted: bool = False
     drawn: tuple[Shapes, Shapes] = ([], [])
+
+
+def without_objects(returned: Any) -> Any:
+    """What a model returns; of a dict, what holds tensors and plain values alone.
+
+    Something else, as the cache of keys and values of a language model, can have no role.
+    """
+    if not isinstance(returned, dict):
+        return returned
+    return {name: value for name, value in returned.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict | tuple | list):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (Proxy, Tensor, *_KNOWN))
 
 
 def _is_matrix(weight: Tensor, value: Any) -> bool:

@@ -1,0 +1,243 @@
+"""Models that other packages bring, as they are: transformers' language models, timm's families.
+
+Each is built small, with random values: of transformers every type that has a causal language
+model, from a configuration whose sizes are set to small ones by their names; of timm one model of
+each module that has classifiers, the first that is called small.
+"""
+
+import importlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from workbench.bench.plot import Bar, Chart
+from workbench.bench.progress import Part, Progress
+from workbench.bench.report import Cell, Figure, Report
+from workbench.client.cluster import Cluster
+from workbench.model.errors import ModelError, TraceError
+from workbench.model.tracing.trace import trace
+from workbench.model.vision import torchvision
+from workbench.plan.graph import Graph
+from workbench.plan.plan import Plan
+from workbench.store.errors import RunError
+
+LANGUAGE, IMAGES = "language", "images"
+RANKS = 2
+TOKENS, VOCABULARY = 8, 64
+MOST_PARAMETERS = 5_000_000
+"""A model with more is not small, whatever its configuration says."""
+
+QUICK = {LANGUAGE: ("gpt2", "llama", "qwen3"), IMAGES: ("resnet", "vision_transformer")}
+
+_SMALL: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (VOCABULARY, ("vocab_size",)),
+    (VOCABULARY, ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")),
+    (32, ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size")),
+    (64, ("intermediate_size", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim", "n_inner", "d_ff")),
+    (2, ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")),
+    (4, ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")),
+    (4, ("decoder_attention_heads", "num_local_experts", "num_experts", "rotary_dim")),
+    (2, ("num_key_value_heads", "num_kv_heads", "num_experts_per_tok", "eos_token_id")),
+    (8, ("head_dim",)),
+    (0, ("pad_token_id",)),
+    (1, ("bos_token_id",)),
+)
+_CALLED_SMALL = ("atto", "femto", "pico", "nano", "tiny", "xxs", "_xs", "small", "_s", "mini", "18")
+_IMAGE_SIZES = (32, 64, 96, 128, 224, 256)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to try.
+
+    Attributes:
+        kind: whether it reads tokens or images, `LANGUAGE` or `IMAGES`.
+        name: its name for `trace`: "transformers/gpt2".
+        arguments: the further arguments of `trace`.
+    """
+
+    kind: str
+    name: str
+    arguments: Mapping[str, Any]
+
+    def traced(self) -> Graph:
+        """Its graph, by the seed 0."""
+        torch.manual_seed(0)
+        return trace(self.name, **self.arguments)
+
+
+def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
+    """Traces all models, and verifies them under two plans; `quick` a few."""
+    kinds = [kind for kind in (LANGUAGE, IMAGES) if progress.only in (None, kind)]
+    lists = {kind: _names(kind, quick) for kind in kinds}
+    parts = [Part(kind, len(names), 6) for kind, names in lists.items()]
+    progress.begin(*parts, Part("verified", sum(map(len, lists.values())), 15))
+    rows: dict[str, dict[str, Cell]] = {}
+    graphs: dict[str, Graph] = {}
+    for kind, names in lists.items():
+        for name in progress.each(kind, names):
+            candidate = _small(kind, name)
+            if candidate is None:
+                continue
+            began = time.perf_counter()
+            row = rows[candidate.name] = _row(candidate)
+            try:
+                graph = graphs[candidate.name] = candidate.traced()
+            except (TraceError, ModelError) as error:
+                row["refused"] = " ".join(str(error).split())
+            except Exception as error:  # which is a fault of the library's
+                row["refused"] = f"BARE {type(error).__name__}: {error}"
+            else:
+                cut = Plan.hybrid(graph, RANKS, RANKS).flow.ways
+                row |= {"layers": len(graph.layers), "parameters": graph.parameters}
+                row["heads"] = "cut" if cut else "whole"
+            row["s"] = round(time.perf_counter() - began, 1)
+            yield _report(rows)
+    if progress.wants("verified") and graphs:
+        with Cluster(RANKS, timeout=600.0) as cluster:
+            for name in progress.each("verified", list(graphs)):
+                rows[name] |= _verified(cluster, graphs[name])
+                yield _report(rows)
+
+
+def _verified(cluster: Cluster, graph: Graph) -> dict[str, Cell]:
+    """What `cluster.verify` says of a model under two plans."""
+    worst = 0.0
+    exact = True
+    for plan in (Plan.data_parallel(graph, RANKS, (2, 1)), Plan.hybrid(graph, RANKS, RANKS)):
+        try:
+            found = cluster.verify(plan.with_batch_norm("synchronized"), precision="fp64")
+        except RunError as error:
+            return {"exact": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        worst = max(worst, *(difference.error for difference in found.differences))
+        exact = exact and found.exact
+    return {"exact": "yes" if exact else "NO", "worst": f"{worst:.1e}"}
+
+
+def _row(candidate: Candidate) -> dict[str, Cell]:
+    blank = dict.fromkeys(("layers", "parameters", "heads", "s", "exact", "worst", "refused"), "-")
+    return {"model": candidate.name, "kind": candidate.kind, **blank}
+
+
+def _report(rows: Mapping[str, Mapping[str, Cell]]) -> Report:
+    figures: dict[str, Figure] = {}
+    notes: list[str] = []
+    for kind in (LANGUAGE, IMAGES):
+        those = [row for row in rows.values() if row["kind"] == kind]
+        if not those:
+            continue
+        traced = [row["refused"] == "-" for row in those]
+        figures[f"traced_{kind}"] = Figure.of([float(one) for one in traced])
+        cut = Counter(str(row["heads"]) for row in those)["cut"]
+        notes.append(
+            f"{kind}: {sum(traced)} of {len(those)} are traced, {sum(traced) / len(those):.0%}; "
+            f"{cut} have operations that Plan.hybrid cuts, as attention by heads."
+        )
+        tried = [row for row in those if row["exact"] != "-"]
+        if tried:
+            exact = [float(row["exact"] == "yes") for row in tried]
+            figures[f"exact_{kind}"] = Figure.of(exact)
+            notes.append(f"{kind}: {sum(exact):.0f} of {len(tried)} verified are exact.")
+    checked = [row for row in rows.values() if row["worst"] != "-"]
+    bars = [(str(row["model"]), float(row["worst"])) for row in checked]
+    notes.append(
+        f"Verified on {RANKS} engines in fp64: data parallel with rows 2 : 1, and Plan.hybrid. "
+        "Models that cannot be built small, or need a package that is not there, are left out."
+    )
+    chart = Chart(
+        "worst relative error, fp64",
+        tuple(Bar(name, worst, worst, worst, ours=True) for name, worst in bars),
+        target=1e-10,
+    )
+    return Report("packages", tuple(rows.values()), figures, tuple(notes), (chart,))
+
+
+def _names(kind: str, quick: bool) -> list[str]:
+    """The types of transformers with a causal language model; the modules of timm.
+
+    Raises:
+        SystemExit: the package is not installed.
+    """
+    library = _library(kind)
+    if quick:
+        return list(QUICK[kind])
+    if kind == LANGUAGE:
+        return sorted(library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return sorted(library.list_modules())
+
+
+def _library(kind: str) -> Any:
+    torchvision()  # which both import
+    try:
+        return importlib.import_module({LANGUAGE: "transformers", IMAGES: "timm"}[kind])
+    except ImportError as error:
+        raise SystemExit(f"{error}: pip install 'parallel-workbench[models]'") from error
+
+
+def _small(kind: str, name: str) -> Candidate | None:
+    """A small model; None: there is none that torch itself runs."""
+    try:
+        return _language(name) if kind == LANGUAGE else _images(name)
+    except Exception:  # whatever a package raises for sizes that do not fit each other
+        return None
+
+
+def _language(name: str) -> Candidate | None:
+    transformers = _library(LANGUAGE)
+    default = transformers.AutoConfig.for_model(name)
+    fields = {
+        field: small
+        for small, names in _SMALL
+        for field in names
+        if isinstance(getattr(default, field, None), int | None) and hasattr(default, field)
+    }
+    fields["use_cache"] = False
+    config = transformers.AutoConfig.for_model(name, **fields)
+    with torch.device("meta"):
+        size = _size(transformers.AutoModelForCausalLM.from_config(config))
+    if size > MOST_PARAMETERS:
+        return None
+    module = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        module(torch.zeros(2, TOKENS, dtype=torch.long))
+    given = {"config": fields, "head": "CausalLM"}
+    shape = {"input_shape": (TOKENS,), "vocabulary": VOCABULARY}
+    return Candidate(LANGUAGE, f"transformers/{name}", given | shape)
+
+
+def _images(module: str) -> Candidate | None:
+    timm = _library(IMAGES)
+    models = timm.list_models(module=module)
+    if not models:
+        return None
+    name = min(models, key=_called_small)
+    for size in _IMAGE_SIZES:
+        for given in ({}, {"img_size": size}):
+            if _runs(partial(timm.create_model, name, num_classes=10, **given), size):
+                shape = {"input_shape": (3, size, size), "num_classes": 10}
+                return Candidate(IMAGES, f"timm/{name}", given | shape)
+    return None
+
+
+def _called_small(name: str) -> tuple[int, str]:
+    places = [place for place, word in enumerate(_CALLED_SMALL) if word in name]
+    return min(places, default=len(_CALLED_SMALL)), name
+
+
+def _runs(build: Callable[[], nn.Module], size: int) -> bool:
+    """Whether torch itself gives classes for two images of this size."""
+    try:
+        with torch.no_grad():
+            return bool(build().eval()(torch.zeros(2, 3, size, size)).shape == (2, 10))
+    except Exception:  # whatever it is that a model raises for images that are too small
+        return False
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
