@@ -63,6 +63,7 @@ class LocalSelfAttention(nn.Module):
     in_proj_bias: Tensor | None
     out_proj: nn.Linear
     head_dim: int
+    causal: bool
 
     def __init__(
         self,
@@ -88,9 +89,12 @@ class LocalSelfAttention(nn.Module):
         q, k, v = split_heads(qkv, self.head_dim)
         if self.training and self.drop.p > 0:
             scores = (q * self.head_dim**-0.5) @ k.transpose(-2, -1)
+            if self.causal:
+                behind = scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+                scores = scores.masked_fill(behind, -math.inf)
             mixed = self.drop(scores.softmax(-1)) @ v
         else:
-            mixed = F.scaled_dot_product_attention(q, k, v)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return join_heads(mixed, self.out_proj)
 
 

@@ -57,7 +57,7 @@ def instance_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def guard(norm: nn.Module) -> None:
     """Lets a norm of torch's own read its input, and the gradient of its output, in order."""
-    norm.register_forward_pre_hook(lambda _norm, given: (in_order(given[0]), *given[1:]))
+    norm.register_forward_pre_hook(lambda _norm, given: (in_order(*given),))
     norm.register_forward_hook(_guard_gradient)
 
 

@@ -75,7 +75,7 @@ def test_what_no_graph_can_hold_is_left_out_of_a_dict():
     model = calling(forward, inside=nn.Linear(4, 3))
     graph = trace(model, input_shape=(4,), outputs={"scores": "prediction"})
     assert [layer.name for layer in graph.layers] == ["inside", "mul"]
-    with pytest.raises(TraceError, match="a dict with 'scores', 'number'; .* cache too"):
+    with pytest.raises(TraceError, match=r"a dict with 'scores', 'number'; .* cache too"):
         trace(model, input_shape=(4,), outputs={"scores": "prediction", "cache": "unused"})
 
 

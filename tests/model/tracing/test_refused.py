@@ -55,6 +55,12 @@ def test_samples_are_not_mixed(call, reason):
     assert reason in refusal(lambda self, x: call(x).flatten(1))
 
 
+def test_attention_to_other_samples():
+    attend = nn.MultiheadAttention(8, 2)  # torch's default: tokens come first
+    text = refusal(lambda self, x: self.block(x, x, x)[0], shape=(5, 8), block=attend)
+    assert "batch_first=True" in text
+
+
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [

@@ -136,6 +136,13 @@ def test_color_cannot_become_four_channels(values, kind):
         open_data(value, (Input((4, 8, 8)),), classes, "train").batch(torch.tensor([0]))
 
 
+def test_a_picture_is_as_high_and_as_wide_as_the_model_reads():
+    pixels = torch.arange(64, dtype=torch.uint8).reshape(1, 1, 8, 8)
+    found = fit(pixels, (1, 4, 6), highest=255, mean=0.5, std=0.5)
+    plain = (pixels.float() - 127.5) / 127.5
+    assert_close(found, F.interpolate(plain, (4, 6), mode="bilinear", antialias=True))
+
+
 def test_digits_are_scikit_learns_own():
     known = load_digits()
     halves = [open_data(Digits(), (Input((1, 8, 8)),), 10, split) for split in ("train", "test")]

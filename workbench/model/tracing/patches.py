@@ -1,6 +1,7 @@
 """What torch does otherwise while a model is traced."""
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses import fake_tensor
 from torch.fx import Proxy
+from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
@@ -141,6 +144,42 @@ def by_kernels() -> Iterator[None]:
         yield
     finally:
         setattr(fake_tensor, name, prefers)
+
+
+@contextmanager
+def transformers_as_trained() -> Iterator[None]:
+    """Has torch's transformer layers call their parts in evaluation, too, whatever their mask is.
+
+    Else one kernel would do all of a layer, and torch would look at a mask's values for a hint that
+    it can do without, and at its type for a warning.
+    """
+    mha, detects = torch.backends.mha, "_detect_is_causal_mask"
+    fast, dtype_of, made = mha.get_fastpath_enabled(), F._none_or_dtype, F._canonical_mask
+    were: list[tuple[Any, str, Any]] = [(transformer, detects, getattr(transformer, detects, None))]
+    were += [(F, "_none_or_dtype", dtype_of), (F, "_canonical_mask", made)]
+
+    def mask_of(mask: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(mask, Proxy):
+            return made(mask, *args, **kwargs)
+        given: Any = mask
+        if torch.is_floating_point(given):
+            return given
+        return torch.zeros_like(given, dtype=kwargs["target_type"]).masked_fill(given, -math.inf)
+
+    instead: list[Any] = [
+        lambda mask, is_causal=None, size=None: is_causal is True,
+        lambda x: None if isinstance(x, Proxy) else dtype_of(x),
+        mask_of,
+    ]
+    try:
+        mha.set_fastpath_enabled(False)
+        for (module, name, _), function in zip(were, instead, strict=True):
+            setattr(module, name, function)
+        yield
+    finally:
+        mha.set_fastpath_enabled(fast)
+        for module, name, was in were:
+            setattr(module, name, was)
 
 
 @contextmanager

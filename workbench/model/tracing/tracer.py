@@ -49,6 +49,7 @@ from workbench.model.tracing.patches import (
     quiet,
     refuse_other_draws,
     sizes_as_tuples,
+    transformers_as_trained,
 )
 from workbench.model.tracing.proxy import ValueProxy, is_reshape, stated
 from workbench.model.tracing.rewrites.attention import is_window_attention
@@ -63,6 +64,14 @@ _STATE = (
     "itself is not supported, but for the statistics of nn.BatchNorm; a norm can be built with "
     "track_running_stats=False"
 )
+# Modules of torch's own whose parts are layers of their own.
+_OF_PARTS = {
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+}
 _FINFO = torch.finfo  # which is patched while a model is traced
 _KNOWN = (bool, int, float, complex, str, type(None))
 
@@ -136,6 +145,7 @@ class ValueTracer(torch.fx.Tracer):
             sizes_as_tuples(),
             limits_recorded(self._made),
             refuse_other_draws(),
+            transformers_as_trained(),
             autocast_watched(self.without_autocast),
             by_kernels(),
             quiet(),
@@ -288,7 +298,7 @@ class ValueTracer(torch.fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if type(m).__module__ == "torchvision.ops.stochastic_depth" or is_window_attention(m):
             return True
-        if is_parametrized(m) or self._context("") != Context():
+        if is_parametrized(m) or self._context("") != Context() or type(m) in _OF_PARTS:
             return False
         return super().is_leaf_module(m, module_qualified_name)
 

@@ -66,9 +66,27 @@ def masked(self, x):
     return self.attend(x, x, x, attn_mask=mask, need_weights=False)[0].mean(1)
 
 
+def causal(self, x):
+    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    y = self.attend(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
+    return y.flatten(1)
+
+
+def causal_by_its_mask(self, x):
+    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    return self.attend(x, x, x, attn_mask=mask, is_causal=True)[0].mean(1)
+
+
+def both(self, x):
+    return causal(self, x) + self.attend(x, x, x, need_weights=False)[0].flatten(1)
+
+
 @pytest.mark.parametrize(
     ("forward", "options", "kind"),
     [
+        (causal, {}, "attention"),
+        (causal_by_its_mask, {}, "op"),  # then torch reads the mask
+        (both, {}, "op"),
         (weights_unread, {}, "attention"),
         (weights_read, {}, "op"),
         (of_two, {}, "op"),
@@ -92,3 +110,47 @@ def test_attention_in_windows_is_one_layer_with_all_its_weights(name):
     projections = {"qkv.weight", "qkv.bias", "proj.weight", "proj.bias"}
     assert weights == SWIN[name] | projections
     assert first.output_shape == first.input_shape == (8, 8, 96)
+
+
+def test_causal_attention_computes_the_same():
+    module = calling(causal, attend=attention()).double()
+    traced = skeleton(trace(module, input_shape=(4, 12)))
+    x = torch.randn(3, 4, 12, dtype=torch.float64)
+    assert_close(run_traced(traced, values_of(module), x), module(x))
+
+
+def plain(self, x):
+    return self.encode(x).mean(1)
+
+
+def with_mask(self, x):
+    return self.encode(x, mask=self.mask).mean(1)
+
+
+def with_truths(self, x):
+    return self.encode(x, mask=self.mask < 0).mean(1)
+
+
+def causally(self, x):
+    return self.encode(x, mask=self.mask, is_causal=True).mean(1)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize(
+    ("forward", "kind"),
+    [(plain, "attention"), (causally, "attention"), (with_mask, "op"), (with_truths, "op")],
+)
+def test_the_parts_of_torch_s_encoder_are_layers(forward, kind, norm_first):
+    layer = nn.TransformerEncoderLayer(
+        12, 3, 20, dropout=0.1, batch_first=True, norm_first=norm_first, activation="gelu"
+    )
+    encode = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(12), enable_nested_tensor=False)
+    module = calling(forward, encode=encode).double()
+    module.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(4).double())
+    graph = trace(module, input_shape=(4, 12))
+    kinds = {name: graph[f"encode.layers.1.{name}"].kind for name in ("self_attn", "linear1")}
+    assert kinds == {"self_attn": kind, "linear1": "linear"}
+    assert graph.evaluation is None
+    x = torch.randn(3, 4, 12, dtype=torch.float64)
+    traced = skeleton(graph).eval()
+    assert_close(run_traced(traced, values_of(module), x), module.eval()(x))

@@ -18,15 +18,21 @@ class SelfAttention(nn.MultiheadAttention):
 
     Args:
         attention: the module whose weights and constants are used.
+        causal: whether a token attends to none behind it.
     """
 
-    def __init__(self, attention: nn.MultiheadAttention) -> None:
+    def __init__(self, attention: nn.MultiheadAttention, causal: bool) -> None:
         nn.Module.__init__(self)
         self.__dict__.update(attention.__dict__)
+        self.causal = causal
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Maps [B, tokens, embed_dim] to the same shape."""
-        return super().forward(x, x, x, need_weights=False)[0]
+        mask = None
+        if self.causal:  # torch asks for the mask, and does not read it
+            mask = x.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        causal = self.causal
+        return super().forward(x, x, x, None, False, attn_mask=mask, is_causal=causal)[0]
 
 
 def is_window_attention(module: nn.Module) -> bool:
@@ -53,29 +59,36 @@ def find_self_attention(graph: torch.fx.Graph, root: nn.Module, *copies: nn.Modu
     for path, nodes in calls.items():
         module = root.get_submodule(path)
         if type(module) is nn.MultiheadAttention and _can_be_cut(module):
-            if all(_is_plain(node, module) for node in nodes):
+            ways = {_causal(node, module) for node in nodes}
+            causal = ways.pop()
+            if causal is not None and not ways:
                 for whole in (root, *copies):
                     attention: Any = whole.get_submodule(path)
-                    whole.set_submodule(path, SelfAttention(attention))
+                    whole.set_submodule(path, SelfAttention(attention, causal))
                 for node in nodes:
                     _give_one_tensor(node)
 
 
 def _can_be_cut(module: nn.MultiheadAttention) -> bool:
-    """Whether query, key and value come from one weight, and heads from nothing else."""
+    """Whether query, key and value come from one weight, heads from nothing else, rows first."""
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
     extra = module.bias_k is not None or module.add_zero_attn
-    return module._qkv_same_embed_dim and not hooked and not extra
+    return module.batch_first and module._qkv_same_embed_dim and not hooked and not extra
 
 
-def _is_plain(node: Node, module: nn.MultiheadAttention) -> bool:
+def _causal(node: Node, module: nn.MultiheadAttention) -> bool | None:
+    """Whether a call is self-attention to what came before; None: it is something else."""
     given = inspect.signature(module.forward).bind(*node.args, **node.kwargs)
     given.apply_defaults()
     arguments: dict[str, Any] = given.arguments
     x = arguments["query"]
     alike = x is arguments["key"] is arguments["value"] and x.meta["values"][0].ndim == 3
     plain = all(arguments[name] is value for name, value in _PLAIN.items())
-    return alike and plain and all(_is_output(user) or _is_unread(user) for user in node.users)
+    unpadded = arguments["key_padding_mask"] is None
+    # Then torch takes no mask that is given besides.
+    causal = unpadded and arguments["is_causal"] is True and arguments["need_weights"] is False
+    read = all(_is_output(user) or _is_unread(user) for user in node.users)
+    return causal if alike and read and (plain or causal) else None
 
 
 def _is_output(user: Node) -> bool:
