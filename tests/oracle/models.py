@@ -194,6 +194,36 @@ class HELPERS:
             rows = torch.addmm(self.bias, x.reshape(-1, x.size(-1)), self.weight)
             return rows.view(*x.shape[:-1], self.bias.numel())
 
+    class Experts(nn.Module):
+        """A mixture of two experts, which sorts the rows by them and counts those of each."""
+
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(0.3 * torch.randn(2, width, width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            order = (x[:, 0] > 0).long().argsort()
+            chosen = (x[order, 0] > 0).long()
+            ends = torch.histc(chosen.float(), bins=2, min=0, max=1).cumsum(0)
+            expert = torch.searchsorted(ends, torch.arange(len(x), dtype=ends.dtype), right=True)
+            y = torch.einsum("rd,rdo->ro", x[order], self.weight[expert])
+            return torch.zeros_like(y).index_copy(0, order, y)
+
+    class Straight(nn.Module):
+        """A sign that passes its gradient on, in a module of its own."""
+
+        class Sign(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                return x.sign()
+
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> Tensor:
+                return grad * 0.5
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.Sign.apply(x)
+
     class Attention(nn.Module):
         """Self-attention written out, as in many small transformers."""
 

@@ -150,4 +150,15 @@ REFUSED = {
         ),
         "repeat",
     ),
+    "attention to other samples, as torch's is unless told otherwise": (
+        Case(
+            Net(
+                (4, 8),
+                ("self.m = nn.MultiheadAttention(8, 2)", "self.head = nn.Linear(32, 3)"),
+                ("x = self.m(x, x, x)[0]", "x = self.head(torch.flatten(x, 1))"),
+            ),
+            Cut(2),
+        ),
+        "batch_first=True",
+    ),
 }

@@ -31,6 +31,17 @@ def test_a_value_comes_back_under_its_own_key_alone():
         sealed.unpack(b"", ONE)
 
 
+class Outer:
+    class Inner:
+        pass
+
+
+def test_a_name_leads_into_classes_and_nothing_else():
+    assert sealed.imported(__name__, "Outer.Inner") is Outer.Inner
+    with pytest.raises(AttributeError, match=r"is no class, of which ast\.parse"):
+        sealed.imported(__name__, "ast.parse")
+
+
 @pytest.mark.parametrize("key", [b"", b"short"])
 def test_without_a_key_nothing_is_sealed_or_opened(key):
     for call in (lambda: sealed.pack(1, key), lambda: sealed.unpack(sealed.pack(1, ONE), key)):

@@ -11,6 +11,10 @@ class TraceError(ValueError):
     """A model that cannot be traced: the text names the line and the remedy."""
 
 
+class InsideError(TraceError):
+    """What cannot be recorded operation by operation, and may be as one: the module around it."""
+
+
 class OperationError(TraceError):
     """An operation of a model that cannot be traced.
 

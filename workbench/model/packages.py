@@ -86,7 +86,9 @@ def _transformers(
     known = library.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
     if name not in known:
         raise ModelError(unknown("model type", name, known, of="transformers"))
-    defaults = {"use_cache": False, "num_labels": num_classes}
+    # Experts by one product of all tokens, which can be traced: other ways count tokens.
+    defaults = {"use_cache": False, "experts_implementation": "batched_mm"}
+    defaults["num_labels"] = num_classes
     config = library.AutoConfig.for_model(name, **(defaults | fields))
     for one in _HEADS if head is None else (head,):
         maker = getattr(library, f"AutoModelFor{one}", None)

@@ -55,6 +55,17 @@ def test_samples_are_not_mixed(call, reason):
     assert reason in refusal(lambda self, x: call(x).flatten(1))
 
 
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def test_a_module_that_mixes_samples_is_refused_at_its_line():
+    """It may be an operation as a whole, and is tried as one: that it mixes them is seen then."""
+    text = refusal(lambda self, x: self.block(x), block=Centred())
+    assert "mean has lost the batch" in text
+
+
 def test_attention_to_other_samples():
     attend = nn.MultiheadAttention(8, 2)  # torch's default: tokens come first
     text = refusal(lambda self, x: self.block(x, x, x)[0], shape=(5, 8), block=attend)

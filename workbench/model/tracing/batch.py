@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from workbench.model.errors import TraceError
+from workbench.model.errors import InsideError
 from workbench.model.tracing.contexts import Under
 
 BATCHES = (2, 3)
@@ -125,7 +125,7 @@ def rows_and_shape(node: Node) -> tuple[int, tuple[int, ...]]:
     """(rows for each sample, shape of one sample) of a node's value; of a tuple's first tensor.
 
     Raises:
-        TraceError: the value mixes samples.
+        InsideError: the value mixes samples.
     """
     at_two, at_three = (tensors(value) for value in node.meta["values"])
     # Of several tensors only the first counts here: the others are seen as they are taken out.
@@ -137,7 +137,7 @@ def _compare(node: Node, a: Tensor, b: Tensor) -> tuple[int, tuple[int, ...]]:
         return 0, tuple(a.shape)
     if a.shape == b.shape:
         number = "" if a.ndim else f" {NUMBER}"
-        raise TraceError(
+        raise InsideError(
             f"the result of {name_of(node)} has lost the batch: {_shown(a, b)}. {REMEDY}.{number}"
         )
     return a.shape[0] // BATCHES[0], tuple(a.shape[1:])

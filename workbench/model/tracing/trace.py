@@ -15,7 +15,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from workbench.model.build import build_fake, named, pack, structure, unpack
-from workbench.model.errors import ModelError, OperationError, TraceError
+from workbench.model.errors import InsideError, ModelError, OperationError, TraceError
 from workbench.model.packages import packaged
 from workbench.model.tracing.failure import explained
 from workbench.model.tracing.inputs import declared
@@ -211,6 +211,8 @@ class _Recorded:
         roles: the roles of the tensors that it returns, if they were declared.
         nodes: the traced graph, with its values.
         tracer: the tracer that recorded it.
+        refused: why modules of the tracer's `whole` classes could not be traced into; None: there
+            are no such classes.
     """
 
     source: Source
@@ -219,6 +221,7 @@ class _Recorded:
     roles: "Roles | None"
     nodes: torch.fx.Graph
     tracer: ValueTracer
+    refused: TraceError | None = None
 
     def operations(self) -> list[tuple[Any, ...]]:
         """Each operation with its name and arguments; of a detour, with those in it."""
@@ -249,6 +252,8 @@ class _Recorded:
             find_propagations(self.nodes, known)
             layers, outputs = layers_of(self.root, self.nodes)
         except OperationError as error:
+            if self.refused is not None and self._is_whole(error.node):
+                raise self.refused from None
             meta = error.node.meta
             raise explained(error, self.source.name, meta["module"], meta["line"]) from None
         except Exception as error:
@@ -262,6 +267,11 @@ class _Recorded:
         traced = torch.fx.GraphModule(self.root, self.nodes, class_name=name)
         self._add_unread_names(graph, traced)
         return graph, traced
+
+    def _is_whole(self, node: Node) -> bool:
+        if node.op != "call_module":
+            return False
+        return type(self.root.get_submodule(str(node.target))) in self.tracer.whole
 
     def _add_unread_names(self, graph: Graph, traced: torch.fx.GraphModule) -> None:
         """Adds the modules whose weights are read only as those of others that they are tied to."""
@@ -280,19 +290,26 @@ def _recorded(
     samples: tuple[Input, ...],
     roles: "Roles | None" = None,
 ) -> _Recorded:
-    tracer = ValueTracer(samples)
-    try:
-        nodes = tracer.trace_structure(root)
-        find_linears(nodes, (root, tracer.root), tracer.record)
-        find_self_attention(nodes, root, tracer.root)
-        gather_detours(nodes, (root, tracer.root), tracer.record)
-    except OperationError as error:
-        meta = error.node.meta
-        raise explained(error, source.name, meta["module"], meta["line"]) from None
-    except Exception as error:
-        raise explained(error, source.name, tracer.failed_in) from None
+    tracer, refused = ValueTracer(samples), None
+    while True:
+        try:
+            nodes = tracer.trace_structure(root)
+            find_linears(nodes, (root, tracer.root), tracer.record)
+            find_self_attention(nodes, root, tracer.root)
+            gather_detours(nodes, (root, tracer.root), tracer.record)
+            break
+        except OperationError as error:
+            meta = error.node.meta
+            raise explained(error, source.name, meta["module"], meta["line"]) from None
+        except Exception as error:
+            found = explained(error, source.name, tracer.failed_in)
+            around = root.get_submodule(tracer.failed_in) if tracer.failed_in else None
+            refused = refused or found
+            if not isinstance(error, InsideError) or around is None or type(around) in tracer.whole:
+                raise refused from None
+            tracer = ValueTracer(samples, {*tracer.whole, type(around)})
     roles = known_roles(nodes) if source.kind == "torchvision" else roles
-    return _Recorded(source, root, samples, roles, nodes, tracer)
+    return _Recorded(source, root, samples, roles, nodes, tracer, refused)
 
 
 Roles = tuple[str, ...] | dict[str, str]

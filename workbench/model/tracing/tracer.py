@@ -8,7 +8,7 @@ and only what depends on the batch stays symbolic. A wrong shape fails at the us
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any
@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from workbench.model.build import with_tensors
-from workbench.model.errors import TraceError
+from workbench.model.errors import InsideError, TraceError
 from workbench.model.tracing.batch import (
     BATCHES,
     REMEDY,
@@ -73,6 +73,7 @@ _OF_PARTS = {
     nn.TransformerDecoderLayer,
 }
 _FINFO = torch.finfo  # which is patched while a model is traced
+_DTYPES: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64, bool: torch.bool}
 _KNOWN = (bool, int, float, complex, str, type(None))
 
 
@@ -87,13 +88,16 @@ class ValueTracer(torch.fx.Tracer):
 
     Args:
         given: the inputs; where they have no names there is one, forward's first.
+        whole: the classes of modules that are one operation each, and not traced into.
     """
 
     proxy_buffer_attributes = True
 
-    def __init__(self, given: Sequence[Input]) -> None:
+    def __init__(
+        self, given: Sequence[Input], whole: Collection[type[nn.Module]] = frozenset()
+    ) -> None:
         super().__init__()
-        self.given, self.mode = tuple(given), FakeTensorMode()
+        self.given, self.whole, self.mode = tuple(given), whole, FakeTensorMode()
         with self.mode:
             self._batches = [
                 tuple(torch.empty(b, *one.shape, dtype=getattr(torch, one.dtype)) for b in BATCHES)
@@ -120,7 +124,7 @@ class ValueTracer(torch.fx.Tracer):
         graph = recorded.graph
 
         def again(second: nn.Module) -> Pass:
-            return ValueTracer(self.given)._recorded(second)
+            return ValueTracer(self.given, self.whole)._recorded(second)
 
         show_no_state(structure, recorded, again)
         read_what_was_changed(graph, self.root)
@@ -266,6 +270,8 @@ class ValueTracer(torch.fx.Tracer):
             raise TraceError(
                 f"the module {type(a).__name__} is passed as an argument; pass its parameters"
             )
+        if isinstance(a, type) and a in _DTYPES:
+            return _DTYPES[a]  # as torch.zeros(3, dtype=int) means it
         if isinstance(a, FunctionType | MethodType):
             raise TraceError(
                 f"the function {a.__qualname__} is passed to an operation, which a graph cannot "
@@ -297,6 +303,8 @@ class ValueTracer(torch.fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if type(m).__module__ == "torchvision.ops.stochastic_depth" or is_window_attention(m):
+            return True
+        if type(m) in self.whole:
             return True
         if is_parametrized(m) or self._context("") != Context() or type(m) in _OF_PARTS:
             return False
@@ -350,7 +358,7 @@ class ValueTracer(torch.fx.Tracer):
             if line is None and is_users(frame.f_code):
                 line = frame.f_code, frame.f_lineno
             if frame.f_code is apply:
-                raise TraceError(
+                raise InsideError(
                     "the backward pass of a torch.autograd.Function would be lost: call its apply "
                     "in a function marked by torch.fx.wrap"
                 )

@@ -92,8 +92,20 @@ def loaded(content: bytes | BinaryIO, find: Find) -> Any:
 
 
 def imported(module: str, name: str) -> Any:
-    """Returns what a name means to pickle itself, which imports it."""
-    return pickle.Unpickler(BytesIO()).find_class(module, name)
+    """Returns what a name means to pickle itself, which imports it.
+
+    A dotted name is that of a class in a class, or of something in one, and leads into nothing else.
+
+    Raises:
+        AttributeError: there is no such thing.
+    """
+    outer, *inner = name.split(".")
+    found = pickle.Unpickler(BytesIO()).find_class(module, outer)
+    for part in inner:
+        if not isinstance(found, type):
+            raise AttributeError(f"{module}.{outer} is no class, of which {name} could be a part")
+        found = getattr(found, part)
+    return found
 
 
 class _Finding(pickle.Unpickler):
