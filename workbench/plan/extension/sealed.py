@@ -94,7 +94,7 @@ def loaded(content: bytes | BinaryIO, find: Find) -> Any:
 def imported(module: str, name: str) -> Any:
     """Returns what a name means to pickle itself, which imports it.
 
-    A dotted name is that of a class in a class, or of something in one, and leads into nothing else.
+    A dotted name is that of a class in a class, or of something in one; it leads into nothing else.
 
     Raises:
         AttributeError: there is no such thing.
