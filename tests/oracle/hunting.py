@@ -4,13 +4,13 @@ import re
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from tests.engines import started
 from tests.oracle.cases import Case
@@ -55,30 +55,36 @@ class Hunt:
         return [(first[k], n) for k, n in Counter(map(kind, texts)).most_common()]
 
 
-def hunt(count: int, number: int, *, reduce: bool = True) -> Hunt:
-    """Judges `count` cases that are drawn from a seed.
+def hunt(number: int, cases: Iterable[int], each: int, *, reduce: bool = True) -> Iterator[Hunt]:
+    """What became of the cases judged so far, after every few of them; at last of all of them.
 
     Args:
-        count: of cases.
-        number: their seed; the same one draws the same cases.
-        reduce: whether to make failures small, which takes some dozens of runs for each kind.
+        number: the seed of the cases; the same one draws the same cases.
+        cases: their numbers.
+        each: after how many cases there is a result.
+        reduce: whether to make failures small at last, which takes some dozens of runs for each
+            kind.
     """
     torch.set_num_threads(1)
     with Engines() as engines:
         ranks = engines.seated
         found: list[tuple[Case, Verdict]] = []
-        shown = tqdm(range(count), f"seed {number}", unit="case", mininterval=10)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about what drawn modules do
-            for index in shown:
+            for index in cases:
                 case = numbered(number, index)
                 found.append((case, judged(case, ranks)))
-                shown.set_postfix(Counter(verdict.what for _, verdict in found), refresh=False)
-        wrong: dict[str, list[tuple[Case, str]]] = {}
-        for case, verdict in found:
-            if not verdict.right:
-                wrong.setdefault(kind(verdict.why), []).append((case, verdict.why))
-        small = [_small(some, ranks, reduce) for some in wrong.values()]
+                if len(found) % each == 0:
+                    yield _hunt(found, ranks, reduce=False)
+        yield _hunt(found, ranks, reduce)
+
+
+def _hunt(found: Sequence[tuple[Case, Verdict]], ranks: Ranks, reduce: bool) -> Hunt:
+    wrong: dict[str, list[tuple[Case, str]]] = {}
+    for case, verdict in found:
+        if not verdict.right:
+            wrong.setdefault(kind(verdict.why), []).append((case, verdict.why))
+    small = [_small(some, ranks, reduce) for some in wrong.values()]
     return Hunt(tuple(verdict for _, verdict in found), tuple(small))
 
 

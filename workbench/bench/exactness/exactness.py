@@ -56,10 +56,10 @@ def run(
     `random`, that many modules, plans and experiments are drawn (`random_cases.py`).
     """
     if mutants:
-        yield planting.run(mutants, seed)
+        yield from planting.run(progress, mutants, seed)
         return
     if random:
-        yield random_cases.run(random, seed)
+        yield from random_cases.run(progress, random, seed)
         return
     progress.say("tracing the models")
     cases = [case for name in ((SMALL,) if quick else MODELS) for case in _cases(name, quick)]

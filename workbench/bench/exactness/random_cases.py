@@ -4,13 +4,19 @@ The generator and its oracle are tests: `tests/oracle/` of a checkout.
 """
 
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 
+EACH = 20
+"""Cases of one unit of progress."""
 
-def run(count: int, seed: int) -> Report:
+
+def run(progress: Progress, count: int, seed: int) -> Iterator[Report]:
     """Verifies `count` cases, drawn from `seed`.
 
     Raises:
@@ -24,7 +30,17 @@ def run(count: int, seed: int) -> Report:
         )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
-    found = import_module("tests.oracle.hunting").hunt(count, seed)
+    progress.begin(Part("cases", -(-count // EACH), 0.5 * EACH))
+
+    def numbers() -> Iterator[int]:
+        for first in progress.each("cases", range(0, count, EACH)):
+            yield from range(first, min(first + EACH, count))
+
+    for found in import_module("tests.oracle.hunting").hunt(seed, numbers(), EACH):
+        yield _report(found, seed)
+
+
+def _report(found: Any, seed: int) -> Report:
     rows: list[dict[str, Cell]] = [
         {"verdict": what, "cases": found.count(what)} for what in ("equal", "refused", "wrong")
     ]

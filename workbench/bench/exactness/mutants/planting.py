@@ -7,9 +7,9 @@ import os
 import random
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,6 +17,7 @@ from queue import SimpleQueue
 import workbench
 from workbench.bench.exactness.mutants.faults import Fault, faults, signatures
 from workbench.bench.exactness.mutants.suite import Observed, Outcome, attempt, copied, observe
+from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 
 FOLDERS = ("comm", "layers", "train", "program", "plan")
@@ -97,7 +98,7 @@ WORKERS = min(4, os.cpu_count() or 1)
 """Copies of the checkout that are tested at once; each starts engines of its own, of some 3 GiB."""
 
 
-def run(count: int, seed: int, told: Callable[[str], None] = print) -> Report:
+def run(progress: Progress, count: int, seed: int) -> Iterator[Report]:
     """Plants `count` faults, each alone in a copy of the checkout, and runs the tests near it.
 
     Raises:
@@ -106,9 +107,16 @@ def run(count: int, seed: int, told: Callable[[str], None] = print) -> Report:
     checkout = Path(workbench.__file__).parent.parent
     if not (checkout / "tests" / "conftest.py").exists():
         raise SystemExit(f"mutants need a checkout with its tests; there are none in {checkout}")
+    found: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        found = list(_outcomes(checkout, Path(folder), count, seed, told))
-    return report(found, seed)
+        outcomes = _outcomes(checkout, Path(folder), count, seed, progress)
+        with closing(outcomes):
+            progress.begin(Part("faults", count, 25))
+            for number in progress.each("faults"):
+                found.append(one := next(outcomes))
+                by = f"{one.by or 'SURVIVED'}  {one.said}"
+                progress.say(f"{number + 1}/{count}  {one.fault}  {by}")
+                yield report(found, seed)
 
 
 def report(found: list[Outcome], seed: int) -> Report:
@@ -142,8 +150,8 @@ def report(found: list[Outcome], seed: int) -> Report:
 
 
 def _outcomes(
-    checkout: Path, folder: Path, count: int, seed: int, told: Callable[[str], None]
-) -> Iterator[Outcome]:
+    checkout: Path, folder: Path, count: int, seed: int, progress: Progress
+) -> Generator[Outcome]:
     roots: SimpleQueue[Path] = SimpleQueue()
     for index in range(WORKERS):
         roots.put(copied(checkout, folder / f"checkout-{index}"))
@@ -158,14 +166,15 @@ def _outcomes(
         with _taken(roots) as root:
             return attempt(root, folder / str(number), fault, seen.near(fault, MOST_S))
 
-    told(f"watching what the quick tests of {', '.join(TESTS)} execute")
-    with ThreadPoolExecutor(WORKERS) as pool:
+    progress.say(f"watching what the quick tests of {', '.join(TESTS)} execute")
+    pool = ThreadPoolExecutor(WORKERS)
+    try:
         seen = Observed.joined(list(pool.map(observed, TESTS)))
-        told(f"{len(seen.tests)} tests pass, {len(seen.failed)} fail: {', '.join(seen.failed)}")
-        outcomes = pool.map(tried, range(1, count + 1), faults)
-        for number, (fault, outcome) in enumerate(zip(faults, outcomes, strict=True), 1):
-            told(f"{number}/{count}  {fault}  {outcome.by or 'SURVIVED'}  {outcome.said}")
-            yield outcome
+        failed = ", ".join(seen.failed)
+        progress.say(f"{len(seen.tests)} tests pass, {len(seen.failed)} fail: {failed}")
+        yield from pool.map(tried, range(1, count + 1), faults)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
