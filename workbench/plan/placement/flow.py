@@ -126,7 +126,7 @@ class Placing:
                 gathered = self.gathered.get(layer.name)
                 preferred = self.preferred[layer.name]
                 read = held or read_without_scheme(self.graph, layer, coming, preferred, gathered)
-                given = ROWS if layer.kind == "size" else after(layer, read)
+                given = after(layer, read)
             self.inputs[layer.name], self.outputs[layer.name] = read, given
 
     def _preferred(self) -> dict[str, Layout]:

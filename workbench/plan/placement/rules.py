@@ -53,6 +53,8 @@ def joins(layer: Layer) -> bool:
 
 def after(layer: Layer, layout: Layout) -> Layout:
     """The output's layout of a layer that keeps its input's."""
+    if layer.kind == "size":
+        return ROWS
     if layer.kind == "flatten" and isinstance(layout.placement, Shard):
         factor = layer.output_shape[0] // layer.input_shape[0]
         return Layout(layout.group_size, layout.placement.scaled(factor))

@@ -117,7 +117,7 @@ def test_unequal_shares(graph):
     check_all(graph, 2, {2: [(3.0, 1.0)]})
 
 
-@pytest.mark.parametrize("inner", ["Fused", "Gated"])
+@pytest.mark.parametrize("inner", ["Fused", "Gated", "Masked", "TurnedAndFused"])
 def test_what_is_cut_by_heads(inner):
     graph = trace(heads.made(inner), input_shape=(heads.TOKENS,), vocabulary=heads.VOCABULARY)
     check_all(graph, 2)

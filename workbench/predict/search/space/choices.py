@@ -296,7 +296,7 @@ def choice_preferring(
 def _shape(layer: Layer) -> Hashable:
     """The properties of a layer itself that the placement rules depend on."""
     shapes = layer.input_shape, layer.output_shape, layer.rows
-    return layer.kind, shapes, bool(layer.inputs), joins(layer)
+    return layer.kind, layer.of_type, shapes, bool(layer.inputs), joins(layer)
 
 
 def _deciders(graph: Graph, options: Mapping[str, Sequence[LayerPlan]]) -> dict[str, str]:
