@@ -95,7 +95,7 @@ def test_every_type_with_a_language_model_is_built_small(monkeypatch):
         def from_config(config):
             return Language(config)
 
-    def for_model(kind, num_labels=None, **fields):
+    def for_model(kind, num_labels=None, experts_implementation=None, **fields):
         return Config(kind, **fields)
 
     auto = SimpleNamespace(

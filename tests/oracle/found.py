@@ -495,4 +495,19 @@ EQUAL = {
         ),
         Cut(2, (("m.layers.0.self_attn", "shard_heads", 2, None),)),
     ),
+    "attention that is called twice, and drops otherwise each time": Case(
+        Net(
+            (4, 8),
+            (
+                "self.m = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)",
+                "self.head = nn.Linear(32, 3)",
+            ),
+            (
+                "x = x + self.m(x, x, x, need_weights=False)[0]",
+                "x = x + self.m(x, x, x, need_weights=False)[0]",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        ),
+        Cut(2),
+    ),
 }

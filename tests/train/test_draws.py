@@ -36,7 +36,7 @@ def test_any_split_draws_what_one_process_draws(on_ranks, net):
     for name in linear:
         duplicate = duplicate.with_layer(name, scheme="duplicate", group_size=3)
     plans = [Plan.data_parallel(graph, 3), Plan.hybrid(graph, 3), duplicate]
-    if "attention" in {layer.kind for layer in graph.layers}:
+    if "attention" in {layer.name for layer in graph.layers}:
         plans.append(plans[0].with_layer("attention", scheme="shard_heads", group_size=3))
     if net is drawing.Modules:
         tail = duplicate.with_layer("conv", scheme="replicate").with_layer(

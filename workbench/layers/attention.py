@@ -14,6 +14,7 @@ gradients of x, where the plan says so; the output's bias is added by one rank.
 Source: Shoeybi et al. 2019 (arXiv:1909.08053, sec. 3).
 """
 
+import copy
 import math
 from typing import Any, cast
 
@@ -96,6 +97,22 @@ class LocalSelfAttention(nn.Module):
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return join_heads(mixed, self.out_proj)
+
+
+def called_again(attention: nn.Module, layer: Layer) -> nn.Module:
+    """Returns a module that is called a second time as what it is there: it draws otherwise.
+
+    Args:
+        attention: the module of the first call, with its weights.
+        layer: the layer of the further call.
+    """
+    again = copy.copy(attention)
+    again._modules = dict(attention._modules)
+    for name, part in again._modules.items():
+        if isinstance(part, PlacedDropout):
+            own = again._modules[name] = copy.copy(part)
+            own.name = layer.name
+    return again
 
 
 # Added to the scores of tokens that only the shift has brought into one window.

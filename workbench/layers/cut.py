@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from workbench.layers.attention import heads_layout, local_attention
+from workbench.layers.attention import called_again, heads_layout, local_attention
 from workbench.layers.context import BatchContext
 from workbench.layers.convert import ConvertLayout
 from workbench.layers.cut_model import CutModel, RankGroups, input_node
@@ -150,7 +150,12 @@ class _Cutting:
             self._call(node, f"{layer.node}_placed", placed, node.all_input_nodes[:1])
         elif idle and not layer.weights:
             self._call(node, f"{layer.node}_idle", self._idle(layer, None), self._read(layer, node))
-        elif module is not None and not self._placed_before(layer):
+        elif module is not None and self._placed_before(layer):
+            if layer.kind == "attention" and layer.random:
+                self._call(
+                    node, f"{layer.node}_call", called_again(module, layer), node.all_input_nodes
+                )
+        elif module is not None:
             local = self._local(module, layer, pieces)
             if layer.kind == "batch_norm":
                 local = self._batch_norm(layer, local)

@@ -166,8 +166,8 @@ class Layer:
 
     @property
     def of_type(self) -> bool:
-        """Whether it is an attribute of a tensor, as its type, which pieces of it have alike."""
-        return self.kind == "size" and self.target == "getattr"
+        """Whether it is a tensor's type or device, which all pieces of it have alike."""
+        return self.target in ("Tensor.dtype", "Tensor.device")
 
     @property
     def counted_flops(self) -> int:

@@ -279,6 +279,8 @@ def _target(node: Node, module: nn.Module | None) -> str:
         return ""
     if node.op == "call_method":
         return f"Tensor.{node.target}"
+    if node.target is getattr and node.args[1] in ("dtype", "device"):
+        return f"Tensor.{node.args[1]}"
     name = name_of(node)
     if getattr(F, name, None) is node.target:
         return f"torch.nn.functional.{name}"

@@ -240,12 +240,14 @@ def _rounding(whole: WeightsFile, what: str, scale: float) -> float:
 
 
 def _error(mine: Tensor, expected: Tensor, scale: float) -> float:
-    """Max |mine - expected| / scale; 0 / 0 is 0, a NaN is infinite."""
+    """Max |mine - expected| / scale; of equal infinities, and for 0 / 0, 0; infinite for a NaN."""
     if mine.shape != expected.shape:
         return float("inf")
     off = 0.0
     parts = zip(_parts(mine.detach()), _parts(expected), strict=True)
-    for difference in ((a.double().cpu() - b.double()).abs_().max().item() for a, b in parts):
+    for a, b in parts:
+        ours, theirs = a.double().cpu(), b.double()
+        difference = (ours - theirs).abs_().masked_fill_(ours == theirs, 0.0).max().item()
         if difference != difference:
             return float("inf")
         off = max(off, difference)
