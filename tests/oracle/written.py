@@ -285,4 +285,51 @@ WRITTEN = {
         Cut(2, rows=(2, 1)),
         Run(precision="bf16"),
     ),
+    "experts that count their rows, in a module of their own": Case(
+        Net(
+            (8,),
+            ("self.m = Experts(8)", "self.head = nn.Linear(8, 3)"),
+            ("x = self.head(self.m(x))",),
+        ),
+        Cut(3, (("head", "shard_in", 3, None),), rows=(2, 0, 1)),
+    ),
+    "a backward pass of its own, in a module of its own": Case(
+        Net(
+            (8,),
+            ("self.m1 = nn.Linear(8, 6)", "self.m = Straight()", "self.head = nn.Linear(6, 3)"),
+            ("x = self.head(self.m(self.m1(x)))",),
+        ),
+        Cut(2, (("m1", "shard_out", 2, None),)),
+    ),
+    "torch's encoder, of which a token reads none behind it": Case(
+        Net(
+            (4, 8),
+            (
+                "self.m = nn.TransformerEncoder(nn.TransformerEncoderLayer("
+                "8, 2, 8, dropout=0.1, batch_first=True), 2)",
+                "self.register_buffer('mask', nn.Transformer.generate_square_subsequent_mask(4))",
+                "self.head = nn.Linear(32, 3)",
+            ),
+            (
+                "x = self.m(x, mask=self.mask, is_causal=True)",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        ),
+        Cut(2, (("m.layers.0.self_attn", "shard_heads", 2, None),)),
+    ),
+    "attention that is called twice, and drops otherwise each time": Case(
+        Net(
+            (4, 8),
+            (
+                "self.m = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)",
+                "self.head = nn.Linear(32, 3)",
+            ),
+            (
+                "x = x + self.m(x, x, x, need_weights=False)[0]",
+                "x = x + self.m(x, x, x, need_weights=False)[0]",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        ),
+        Cut(2),
+    ),
 }
