@@ -3,6 +3,12 @@
 from tests.oracle.cases import Case, Cut, Run
 from tests.oracle.models import Net
 
+_OF_BATCH = Net(
+    (3, 6, 6),
+    ("self.m = nn.BatchNorm2d(3, track_running_stats=False)", "self.head = nn.Linear(108, 3)"),
+    ("x = self.head(torch.flatten(self.m(x), 1))",),
+)
+
 EQUAL = {
     "a buffer that is not saved": Case(
         Net(
@@ -436,28 +442,14 @@ EQUAL = {
         Run(precision="fp32"),
     ),
     "batch statistics in evaluation, resumed under other rows": Case(
-        Net(
-            (3, 6, 6),
-            (
-                "self.m = nn.BatchNorm2d(3, track_running_stats=False)",
-                "self.head = nn.Linear(108, 3)",
-            ),
-            ("x = self.head(torch.flatten(self.m(x), 1))",),
-        ),
+        _OF_BATCH,
         Cut(4, rows=(1, 0, 1, 0), local=True),
         Run(evaluate_every=1, checkpoint_every=1),
         "resumed",
         Cut(4, local=True),
     ),
     "batch statistics in evaluation, re-cut to other rows": Case(
-        Net(
-            (3, 6, 6),
-            (
-                "self.m = nn.BatchNorm2d(3, track_running_stats=False)",
-                "self.head = nn.Linear(108, 3)",
-            ),
-            ("x = self.head(torch.flatten(self.m(x), 1))",),
-        ),
+        _OF_BATCH,
         Cut(4, rows=(1, 0, 1, 0), local=True),
         Run(steps=3, evaluate_every=1, checkpoint_every=1),
         "re-cut",

@@ -30,7 +30,7 @@ class TransposedLinear(nn.Module):
 
     Args:
         weight: the matrix.
-        bias: what is added [out_features]; None: nothing.
+        bias: the vector that is added [out_features]; None: there is none.
     """
 
     weight: Tensor
@@ -94,7 +94,7 @@ class _Product:
         transposed: whether it holds the matrix as [in_features, out_features].
         x: the activations that are read.
         node: the product.
-        end: what gives the result: the product, a sum with a bias, or what takes rows apart.
+        end: the node of the result: the product, a sum with a bias, or a view that unflattens rows.
         readers: the nodes of which it consists that read the module's parameters.
         biased: whether the bias is added.
     """
@@ -114,7 +114,7 @@ class _Product:
 
         Args:
             graph: the traced graph.
-            calls: those that were put in other places before, one of which it may read.
+            calls: the calls that were put in other places before, one of which it may read.
             record: sets the `meta` of a new node.
         """
         with graph.inserting_before(self.end):
