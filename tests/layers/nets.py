@@ -90,12 +90,13 @@ class Residual(nn.Module):
         self.b = nn.Conv2d(8, 8, 3, padding=1)
         self.squeeze = nn.Conv2d(8, 4, 1)
         self.excite = nn.Conv2d(4, 8, 1)
+        self.drop = nn.Identity()  # hands its input on, which the ReLU then writes into
         self.relu = nn.ReLU(inplace=True)
         self.fc = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu(self.stem(x))
-        y = self.b(self.relu(self.bn(self.a(x))))
+        y = self.b(self.relu(self.drop(self.bn(self.a(x)))))
         scale = F.adaptive_avg_pool2d(y, 1)
         y = y * torch.sigmoid(self.excite(F.relu(self.squeeze(scale))))
         y += x

@@ -258,17 +258,16 @@ class _Cutting:
     def _leaves_input(self, layer: Layer) -> bool:
         """Returns whether this layer must not write into its input.
 
-        It must not where anything that reads that input gets it through a conversion, or where a
-        segment that is recomputed computes it, or reads it or what lies in its memory.
+        It must not where anything that reads that input, or what lies in its memory, gets it
+        through a conversion, or where a segment that is recomputed computes it or reads it.
         """
         segments = {name for segment in self.plan.segments for name in segment}
         readers = self.graph.consumers
         return any(
-            self.flow.edges[name, reader] for name in layer.inputs for reader in readers[name]
-        ) or any(
-            name in segments or not segments.isdisjoint(readers[name])
+            name in segments
+            or not segments.isdisjoint(readers[name])
+            or any(self.flow.edges[name, reader] for reader in readers[name])
             for name in self._alike(layer.inputs)
-            if segments
         )
 
     def _alike(self, names: Sequence[str]) -> set[str]:
