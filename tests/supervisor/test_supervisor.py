@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import ipyparallel
@@ -25,7 +26,7 @@ from workbench.store.errors import ClusterError, ControlMessageTooLarge
 from workbench.store.messages import Answer, pack, pack_keywords
 from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import RankFiles
-from workbench.store.record import Request
+from workbench.store.record import EngineRecord, Request
 from workbench.store.store import Store
 from workbench.supervisor import start, supervisor_of
 from workbench.supervisor import supervisor as supervisor_module
@@ -166,7 +167,7 @@ def test_a_server_that_died_is_started_again(kept):
 @pytest.mark.slow
 def test_a_controller_that_died_is_started_again(kept, calls):
     """Engines and clients go on with it, as if it were the same; so does a client that comes."""
-    engine = kept.store.engines()[0]
+    engines = kept.store.engines()
     (controller,) = (
         each
         for each in supervising.processes(kept.folder)
@@ -176,16 +177,18 @@ def test_a_controller_that_died_is_started_again(kept, calls):
     controller.kill()
     supervising.until(lambda: kept.events("controller_died"), kept.folder)
     later = Calls(kept.folder, lambda _direction, _bytes, _job: None)
-    supervising.until(lambda: engine.engine_id in later.registered, kept.folder)
+    ids = {engine.engine_id for engine in engines}
+    supervising.until(lambda: ids <= set(later.registered), kept.folder)
 
-    def introduced(by: Calls) -> tuple[int, int] | None:
+    def introduced(by: Calls, engine: EngineRecord) -> tuple[int, int] | None:
         with suppress(ipyparallel.TimeoutError):  # too soon: the engine was not connected again
             return by.call(engine.engine_id, introduce).get(timeout=0.5)
 
-    for each in (later, calls):
-        assert supervising.until(partial(introduced, each), kept.folder) == (0, engine.pid)
+    for each, engine in product((later, calls), engines):
+        told = supervising.until(partial(introduced, each, engine), kept.folder)
+        assert told == (engine.index, engine.pid)
     later.close()
-    assert kept.pids()[0] == engine.pid
+    assert kept.pids() == {engine.index: engine.pid for engine in engines}
 
 
 @pytest.mark.slow
@@ -222,6 +225,7 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path):
     start(folder, supervising.spec(1))
     store, supervisor = Store(folder / STORE), supervisor_of(folder)
     supervising.until(lambda: store.meta("meeting") and (folder / "greeter").exists(), folder)
+    supervising.until(lambda: supervising.idle(folder, store), folder)
     os.kill(store.engines()[0].pid, signal.SIGSTOP)  # even one that cannot look
     os.kill(supervisor.pid, signal.SIGKILL)
     supervising.until(lambda: not supervising.processes(folder), folder)

@@ -23,14 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import ipyparallel
+import psutil
 from ipyparallel.cluster.launcher import (
     LocalControllerLauncher,
     LocalEngineLauncher,
     LocalEngineSetLauncher,
 )
-from traitlets import List, Unicode
+from traitlets import Instance, List, Unicode
 
-from workbench.hosts.processes import ending
+from workbench.hosts.processes import MARK, ending
 from workbench.plan.extension.sealed import KEY_FILE
 from workbench.store.cluster_spec import (
     KEY,
@@ -41,9 +42,15 @@ from workbench.store.cluster_spec import (
     identity,
 )
 from workbench.store.process import CARRIED, ENDINGS
+from workbench.supervisor.template import EngineTemplate, can_fork
 
 SPAWN = Path(__file__).with_name("spawn.py")
-PRELOAD = ("torch", "workbench.engine.calls", "workbench.train.loop.loop")
+PRELOAD = (
+    "torch",
+    "workbench.engine.calls",
+    "workbench.train.loop.loop",
+    "ipyparallel.engine.app",
+)
 CONTROLLER_OPTIONS = (
     "--nodb",  # else the hub keeps every message in memory
     "--usethreads",
@@ -59,6 +66,11 @@ CONTROLLER_OPTIONS = (
 def command(module: str, *options: str) -> list[str]:
     """The command line that runs a module under the guard of `spawn.py`."""
     return [sys.executable, "-P", str(SPAWN), module, *options]
+
+
+def engine_command(*options: str) -> list[str]:
+    """The command line of an engine on this host."""
+    return command("ipyparallel.engine", "--IPEngine.enable_nanny=False", *options)
 
 
 def guarded(scratch: Path) -> dict[str, str]:
@@ -114,8 +126,18 @@ class GuardedEngine(LocalEngineLauncher):  # type: ignore[misc]
 
     def find_args(self) -> list[str]:
         """The command line."""
-        options = ("--IPEngine.enable_nanny=False", *self.engine_args)
-        return [*self.parent.enter, *command("ipyparallel.engine", *options)]
+        return [*self.parent.enter, *engine_command(*self.engine_args)]
+
+    def start(self) -> None:
+        """Forks the engine where its set has a template for it, and else starts it."""
+        template, environment = self.parent.template, {**os.environ, **self.get_env()}
+        if template is None or not template.takes(self.args, environment):
+            super().start()
+            return
+        self.pid = template.fork(environment, self.output_file)
+        self.process = psutil.Process(self.pid)
+        self.notify_start(self.pid)
+        self._start_waiting()
 
 
 class GuardedEngines(LocalEngineSetLauncher):  # type: ignore[misc]
@@ -123,6 +145,7 @@ class GuardedEngines(LocalEngineSetLauncher):  # type: ignore[misc]
 
     launcher_class = GuardedEngine
     enter = List(Unicode(), help="what the engine's command line begins with; see `Site`")
+    template = Instance(EngineTemplate, allow_none=True, help="None: it is started, not forked")
 
 
 LAST_WORDS = 2000  # characters
@@ -168,6 +191,7 @@ class ClusterProcesses:
         self._folder, self._spec, self._ports = folder, spec, ports
         self._on_engine, self._on_controller = on_engine, on_controller
         self._numbers = itertools.count()
+        self._template: EngineTemplate | None = None
         self.pids: set[int] = set()  # of engines that run
         log = logging.getLogger(__name__)
         log.setLevel(logging.CRITICAL)  # ipyparallel tells nothing that we do not
@@ -198,16 +222,35 @@ class ClusterProcesses:
         controller.on_stop(lambda data: self._on_controller(_ended(data, controller)))
         return int(controller.pid)
 
+    def make_template(self, on_ready: Callable[[], None]) -> None:
+        """Starts what engines are forked from, unless they all are on GPUs or on other hosts.
+
+        Args:
+            on_ready: is called when engines can be started.
+        """
+        places = zip(self._spec.devices, self._spec.sites, strict=True)
+        # What a driver has told a process before it forks is of no use behind that.
+        plain = [i for i, (device, site) in enumerate(places) if not (device.gpu or site.enter)]
+        if plain and can_fork():
+            cluster = {MARK: identity(self._folder), "IPP_PROFILE_DIR": self._ipp.profile_dir}
+            environment = {**os.environ, **cluster, **self._environment(plain[0])}
+            self._template = EngineTemplate(engine_command(), environment, on_ready)
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether engines can be started."""
+        return self._template is None or not self._template.is_waited_for
+
     async def start_engine(self, index: int) -> int:
         """Starts an engine, which finds its controller by itself; returns its process id."""
         name = f"engine-{index}-{next(self._numbers)}"
-        site, connection = self._spec.sites[index], connection_file(self._folder, "engine")
-        device = self._spec.devices[index]
+        site = self._spec.sites[index]
         await self._ipp.start_engines(
             n=1,
             engine_set_id=name,
             enter=list(site.enter),
-            environment=engine_environment(index, device, site, self._folder, connection),
+            template=self._template,
+            environment=self._environment(index),
         )
         launcher = self._ipp.engines[name]
         (engine,) = launcher.launchers.values()
@@ -215,8 +258,15 @@ class ClusterProcesses:
         launcher.on_stop(partial(self._engine_ended, name, launcher))
         return int(engine.pid)
 
+    def _environment(self, index: int) -> Mapping[str, str]:
+        device, site = self._spec.devices[index], self._spec.sites[index]
+        connection = connection_file(self._folder, "engine")
+        return engine_environment(index, device, site, self._folder, connection)
+
     def kill(self) -> None:
         """Ends everything, now."""
+        if self._template is not None:
+            self._template.close()
         for pid in [*self.pids, *([self._ipp.controller.pid] if self._ipp.controller else [])]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -11,14 +11,17 @@ after preparing the process as its environment says:
     WORKBENCH_GROUP     the file of a control group that takes processes in; absent: none does
     WORKBENCH_CONNECT   the file in which the controller says how to reach it; it is waited
                         for here, so that engines can start together with their controller
+    WORKBENCH_TEMPLATE  the end of a socket; engines are forked as it is asked to (`template.py`)
 """
 
 import ctypes
+import gc
 import importlib
 import json
 import os
 import runpy
 import signal
+import socket
 import sys
 import threading
 import time
@@ -63,10 +66,7 @@ def prepare(environment: dict[str, str]) -> None:
         with suppress(OSError):
             # Where memory runs out, an engine goes, which another replaces; not who sees to that.
             Path("/proc/self/oom_score_adj").write_text(SACRIFICE)
-    for module in filter(None, environment.get("WORKBENCH_PRELOAD", "").split(",")):
-        # What cannot be imported fails where it is used, with a traceback that reaches the user.
-        with suppress(Exception):
-            importlib.import_module(module)
+    preload(environment)
     # Last, so that imports may use whichever core is idle.
     cores = environment.get("WORKBENCH_CORES", "")
     if cores and hasattr(os, "sched_setaffinity"):
@@ -76,6 +76,68 @@ def prepare(environment: dict[str, str]) -> None:
         Path(environment["WORKBENCH_GROUP"]).write_text(str(os.getpid()))
     if "WORKBENCH_CONNECT" in environment:
         os.environ["IPP_CONNECTION_INFO"] = connection(Path(environment["WORKBENCH_CONNECT"]))
+
+
+def preload(environment: dict[str, str]) -> None:
+    """Imports what the environment says; what is imported already is there at once."""
+    for module in filter(None, environment.get("WORKBENCH_PRELOAD", "").split(",")):
+        # What cannot be imported fails where it is used, with a traceback that reaches the user.
+        with suppress(Exception):
+            importlib.import_module(module)
+
+
+def serve(asked: socket.socket) -> bool:
+    """Forks an engine for each request of the supervisor, until that closes its end.
+
+    Returns:
+        Whether this process is an engine, with its environment and output; else it is the template.
+    """
+    gc.freeze()  # collecting garbage would touch, and so copy, every page that engines share
+    with asked, asked.makefile("r") as requests:
+        asked.sendall(b"ready\n")
+        for request in requests:
+            if (engine := fork()) is None:
+                become(**json.loads(request))
+                return True
+            asked.sendall(str(engine).encode())  # 0: there was no room for it
+    return False
+
+
+def fork() -> int | None:
+    """Forks a child of the supervisor; returns its process id, and None in it."""
+    told, tell = os.pipe()
+    between = os.fork()
+    if between == 0:
+        between = os.getpid()
+        try:
+            engine = os.fork()
+        except OSError:
+            os._exit(1)
+        if engine > 0:
+            os.write(tell, str(engine).encode())
+            os._exit(0)
+        os.close(told)
+        os.close(tell)
+        while os.getppid() == between:  # the supervisor's child as soon as this has ended
+            time.sleep(0.001)
+        return None
+    os.close(tell)
+    os.waitpid(between, 0)
+    with os.fdopen(told) as pipe:
+        return int(pipe.read() or 0)
+
+
+def become(environment: dict[str, str], output: str) -> None:
+    """Makes a forked process what one would be that was started with these."""
+    os.setsid()
+    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    if "numpy" in sys.modules:  # else all engines would draw the same
+        sys.modules["numpy"].random.seed()
 
 
 def connection(path: Path) -> str:
@@ -91,6 +153,10 @@ def connection(path: Path) -> str:
 
 
 if __name__ == "__main__":
+    if "WORKBENCH_TEMPLATE" in os.environ:
+        preload(dict(os.environ))
+        if not serve(socket.socket(fileno=int(os.environ["WORKBENCH_TEMPLATE"]))):
+            raise SystemExit
     prepare(dict(os.environ))
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

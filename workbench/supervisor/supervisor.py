@@ -190,9 +190,9 @@ class Supervisor:
         for index in range(len(self._spec.devices)):
             self._describe(index)
         await self._start_controller()
+        self._processes.make_template(self._news.set)
         *engines, assistant = range(len(self._spec.devices))
-        for index in engines:
-            await self._start(index)
+        self._due |= dict.fromkeys(engines, self._began_at)
         # Not with the others: those are waited for.
         self._due[assistant] = self._began_at + ASSISTANT_AFTER_S
 
@@ -236,7 +236,8 @@ class Supervisor:
                 renew(self._folder / SUPERVISOR)
             if self._gathering is not None and self._gathering.is_over:
                 self._end("all its hosts have gone")
-            for index in [index for index, when in self._due.items() if now >= when]:
+            due = [index for index, when in self._due.items() if now >= when]
+            for index in due if self._processes.are_ready else ():
                 self._due[index] = now + AGAIN_S
                 if (place := self._missing(index)) is None or await self._start(place):
                     del self._due[index]

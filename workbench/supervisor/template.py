@@ -1,0 +1,117 @@
+"""A process that engines are forked from: it has imported once what each of them needs.
+
+To import torch takes seconds of a core, and engines start together, on hosts that mostly have fewer
+cores than a cluster has processes. A fork takes milliseconds, and shares the imported pages.
+
+    supervisor ── socket ── template ── fork ── go-between ── fork ── engine
+        └───────────────────────────────────────────────────────────────┘ its parent, at last
+
+The go-between ends at once. The engine it leaves is then a child of the supervisor, which has asked
+the kernel for that: who waits for it, signals it or ends with it sees no difference to one that
+the supervisor has started itself. The other side of this is in `spawn.py`.
+"""
+
+import asyncio
+import ctypes
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+TEMPLATE = "WORKBENCH_TEMPLATE"
+"""The variable that names a template's end of the socket."""
+READY = b"ready\n"
+# What an engine reads after its imports: each has its own.
+OWN = frozenset(
+    {"WORKBENCH_ENGINE", "WORKBENCH_CORES", "WORKBENCH_GROUP", "WORKBENCH_CONNECT", TEMPLATE}
+)
+_PR_SET_CHILD_SUBREAPER = 36
+_WITHIN_S = 30.0  # a fork, on a host that may be busy
+
+
+class EngineTemplate:
+    """A template, as its supervisor sees it; to be used where an event loop runs.
+
+    Args:
+        command: the command line of an engine.
+        environment: the environment of an engine.
+        on_ready: is called when engines can be forked, or it has turned out that none can.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], on_ready: Callable[[], None]
+    ) -> None:
+        self._command, self._environment = list(command), dict(environment)
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                self._command,
+                env={**environment, TEMPLATE: str(theirs.fileno())},
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._socket.settimeout(_WITHIN_S)
+        self._on_ready = on_ready
+        self.is_waited_for, self._works = True, False
+        asyncio.get_running_loop().add_reader(self._socket, self._told)
+
+    def takes(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Whether an engine with these can be forked from it."""
+        different = dict(environment.items() ^ self._environment.items()).keys()
+        return self._works and command == self._command and different <= OWN
+
+    def fork(self, environment: Mapping[str, str], output: str) -> int:
+        """Forks an engine; returns its process id.
+
+        Args:
+            environment: the environment of the engine.
+            output: the file to which what it writes is added.
+
+        Raises:
+            OSError: it could not be forked.
+        """
+        asked = json.dumps({"environment": dict(environment), "output": output}).encode()
+        try:
+            with _adopting():
+                self._socket.sendall(asked + b"\n")
+                pid = int(self._socket.recv(64))
+        except (OSError, ValueError) as error:
+            self.close()
+            raise OSError(f"no engine could be forked: {error}") from error
+        if pid == 0:
+            raise OSError("no engine could be forked: there was no room for one more process")
+        return pid
+
+    def close(self) -> None:
+        """Ends the template; its engines go on."""
+        self._works = False
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _told(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._works = self._socket.recv(len(READY)) == READY
+        self.is_waited_for = False
+        self._on_ready()
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Lets what descendants leave behind become children of this process."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def can_fork() -> bool:
+    """Whether this system has what a template needs."""
+    return sys.platform == "linux"
