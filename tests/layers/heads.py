@@ -81,6 +81,25 @@ class Grouped(nn.Module):
         return self.o(y.transpose(1, 2).flatten(2))
 
 
+class Normed(Separate):
+    """Norms of each head of the query and the key, with weights that all heads share."""
+
+    def __init__(self):
+        super().__init__()
+        d = WIDTH // HEADS
+        self.of_query, self.of_key = nn.Parameter(torch.rand(d) + 0.5), nn.Parameter(torch.rand(d))
+        self.shift = nn.Parameter(torch.rand(d), requires_grad=False)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (f(x).view(b, t, HEADS, -1) for f in (self.q, self.k, self.v))
+        q, k = (one * one.square().mean(-1, keepdim=True).add(1e-6).rsqrt() for one in (q, k))
+        q, k = self.of_query * q + self.shift, k * (1.0 + self.of_key)
+        q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(y.transpose(1, 2).reshape(b, t, c))
+
+
 class Written(nn.Module):
     """Scores, mask, softmax and dropout written out, of query, key and value in one layer."""
 
@@ -158,6 +177,7 @@ INNER = {
         TurnedAndFused,
         Otherwise,
         Grouped,
+        Normed,
         Written,
         Masked,
         Gated,

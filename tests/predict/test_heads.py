@@ -43,10 +43,15 @@ def test_traffic_is_the_recorded_one(on_ranks, tmp_path, inner, plan):
 
 
 class Block(nn.Module):
-    """A block of attention and a gated unit, of 64 tokens and 128 features."""
+    """A block of attention and a gated unit, of 64 tokens and 128 features.
 
-    def __init__(self):
+    Args:
+        normed: whether the heads of the query are normed.
+    """
+
+    def __init__(self, normed):
         super().__init__()
+        self.scale = nn.Parameter(torch.ones(16)) if normed else None
         self.table, self.norm = nn.Embedding(200, 128), nn.LayerNorm(128)
         self.qkv, self.o = nn.Linear(128, 384), nn.Linear(128, 128)
         self.both, self.down, self.head = (
@@ -60,6 +65,8 @@ class Block(nn.Module):
         b, t, c = x.shape
         parts = self.qkv(self.norm(x)).split(c, 2)
         q, k, v = (part.view(b, t, 8, 16).transpose(1, 2) for part in parts)
+        if self.scale is not None:
+            q = q * (q.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self.scale
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(y.transpose(1, 2).reshape(b, t, c))
         gate, up = self.both(x).chunk(2, -1)
@@ -67,11 +74,13 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_peaks_are_the_measured_ones(on_ranks, tmp_path, plan):
+@pytest.mark.parametrize("normed", [False, True])
+def test_peaks_are_the_measured_ones(on_ranks, tmp_path, plan, normed):
     torch.manual_seed(0)
-    graph = trace(Block(), input_shape=(64,), vocabulary=200)
+    module = Block(normed)
+    graph = trace(module, input_shape=(64,), vocabulary=200)
     run = experiment(PLANS[plan](graph), data=Synthetic(samples=64, classes=200), batch_size=32)
-    weights = initialize(graph, 0, tmp_path, module=Block())
+    weights = initialize(graph, 0, tmp_path, module=module)
     found = on_ranks.seated(2, running.peak_of_a_step, run, weights)
     for rank, measured in zip(memory_of(program_of(run)).ranks, found, strict=True):
         assert rank.peak_bytes == pytest.approx(measured, rel=0.01), (rank.moment, rank.categories)

@@ -23,7 +23,7 @@ from workbench.plan.graph import Graph, Layer, Weight
 from workbench.plan.placement.choice import LayerPlan, placed_by_scheme
 from workbench.plan.placement.layout import ROWS, Conversion, Gradient, Layout, route, volume
 from workbench.plan.placement.placement import Replicate, Shard
-from workbench.plan.placement.propagated import Ways, cut_through, read_each, read_first
+from workbench.plan.placement.propagated import Ways, cut_through, read_each, read_first, read_whole
 from workbench.plan.placement.rules import (
     CARRIES_PARTIAL,
     SPLITTABLE,
@@ -326,6 +326,10 @@ def flow_of(
     placing.place()
     free = [layer for layer in graph.layers if layer.name not in placing.schemes]
     ways, apart = cut_through(graph, free, placing.inputs)
+    for name in ways:
+        of_group = Layout(placing.inputs[name].group_size, Replicate())
+        for one in read_whole(graph, graph[name]):
+            placing.inputs[one.name] = placing.outputs[one.name] = of_group
     edges, returns = conversions(graph, choices, placing.inputs, placing.outputs, apart)
     weights: dict[str, WeightPlacement] = {}
     whole: dict[Hashable, WeightPlacement] = {}  # the placement of most weights of most plans
@@ -389,7 +393,10 @@ def conversions(
         carried[name] = "same"
         for target, group in by_target.items():
             if rows == 0:  # the same on every rank: nothing to convert
-                edges.update({(name, reader.name): () for reader in group})
+                learns = name in graph.learning and source.group_size > 1
+                for reader in group:
+                    summed = learns and (name, reader.name) in apart
+                    edges[name, reader.name] = (summed_over(source, shape),) if summed else ()
                 continue
             summands = [reader for reader in group if arrives(reader) == "partial"]
             if target == source and not summands:  # most edges of most plans
@@ -411,6 +418,16 @@ def conversions(
         target = returned(graph, name, source)
         returns[name] = _steps(source, target, "same", shape, graph[name].rows)
     return edges, returns
+
+
+def summed_over(whole: Layout, shape: tuple[int, ...]) -> Conversion:
+    """The sum of a parameter's gradients over a group, each of whose ranks reads it for its pieces.
+
+    Args:
+        whole: the layout of the parameter, which all ranks of the group hold.
+        shape: its shape.
+    """
+    return Conversion(whole, whole, "partial", shape, 0)
 
 
 def crossings(

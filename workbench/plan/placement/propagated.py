@@ -32,6 +32,26 @@ def cut_through(
     return ways, apart
 
 
+def read_whole(graph: Graph, reader: Layer) -> tuple[Layer, ...]:
+    """What learns and has no rows, and is read whole by an operation where that is cut.
+
+    These are parameters, and what is computed from them alone. Nothing else reads them.
+    """
+    found: dict[str, Layer] = {}
+    ways = reader.propagations
+    waiting = [
+        name
+        for index, name in enumerate(reader.inputs)
+        if ways and not any(way.inputs[index] for way in ways)
+    ]
+    while waiting:
+        name = waiting.pop()
+        if name in graph.learning and graph.rows_of(name) == 0:
+            found[name] = graph[name]
+            waiting += graph[name].inputs
+    return tuple(found.values())
+
+
 def given(layer: Layer, read: Layout) -> Layout | None:
     """The layout of the output of an operation that is cut; None: it is not.
 

@@ -11,7 +11,10 @@ from tests.plan import graphs
 from tests.predict.search.drawn import convolutions, tokens
 from workbench.model.tracing.trace import trace
 from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.flow import crossings, returned
+from workbench.plan.placement.flow import crossings, returned, summed_over
+from workbench.plan.placement.layout import ROWS, Layout
+from workbench.plan.placement.placement import Replicate
+from workbench.plan.placement.propagated import read_whole, way_of
 from workbench.plan.plan import Plan
 from workbench.predict.search.space.choices import LocalPlacement, options_of
 from workbench.predict.search.space.construction import trellis_of
@@ -24,13 +27,26 @@ def toll(*what):
 
 
 class Tolls:
-    """Costs that tell every layer, layout and conversion from every other."""
+    """Costs that tell every layer, layout and conversion from every other.
+
+    What lies as its reader says is paid for by that.
+    """
 
     def __init__(self, graph):
         self.graph = graph
+        self.read_whole = {one.name: read_whole(graph, one) for one in graph.layers}
+        self.paid_for = {one.name for some in self.read_whole.values() for one in some}
 
     def layer(self, layer, choice, read, given):
-        return (toll(layer.name, choice, read, given), 1.0)
+        if layer.name in self.paid_for:
+            return (0.0, 1.0)
+        total, cut = toll(layer.name, choice, read, given), way_of(layer, read)
+        whole = Layout(read.group_size, Replicate()) if cut else ROWS
+        for one in self.read_whole[layer.name]:
+            total += toll(one.name, None, whole, whole)
+            if cut and one.name in layer.inputs:
+                total += tolls_of(one.name, [(summed_over(whole, one.output_shape),)])
+        return (total, 1.0)
 
     def converted(self, layer, name, read):
         return (0.0, 0.0)
@@ -117,7 +133,7 @@ def test_unequal_shares(graph):
     check_all(graph, 2, {2: [(3.0, 1.0)]})
 
 
-@pytest.mark.parametrize("inner", ["Fused", "Gated", "Masked", "TurnedAndFused"])
+@pytest.mark.parametrize("inner", ["Fused", "Gated", "Masked", "Normed", "TurnedAndFused"])
 def test_what_is_cut_by_heads(inner):
     graph = trace(heads.made(inner), input_shape=(heads.TOKENS,), vocabulary=heads.VOCABULARY)
     check_all(graph, 2)

@@ -10,9 +10,13 @@ it reaches a linear layer that reads cut features: as the heads of query, key an
 attention, and the halves of a gated unit. Such layers are then cut into whole units, their heads.
 
 Query, key and value may be one linear layer: its features are three blocks, cut alike.
+
+A parameter that such an operation reads whole, as the weight of a norm of heads, learns from the
+pieces of all ranks: its gradient is summed over them, so no other operation may read it.
 """
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -38,7 +42,8 @@ _BLOCKS = (1, 2, 3)
 _SAMPLES: Samples = (1, 2)
 _ALONE = (1, 1)  # (first, number) of the piece that is tried by itself
 _KEPT = ("elementwise", "dropout")  # the kinds that keep a cut
-_MET = ("add", "mul")  # those that keep a cut that both inputs have
+_MET = ("add", "mul")  # those that keep a cut that both inputs have, which are of one shape
+_TRIED = (*_MET, "pool", "op")  # those of which trying shows what they keep
 
 
 def find_propagations(graph: torch.fx.Graph, traced: Traced) -> None:
@@ -67,6 +72,7 @@ class _Search:
         users = Counter(map(self._weight, filter(self._is_linear, graph.nodes)))
         tables = [self._weight(n) for n in graph.nodes if traced.kinds.get(n) == "embedding"]
         self._shared = {weight for weight, count in users.items() if count > 1} | set(tables)
+        self._users = Counter(key for node in graph.nodes for key in self._held(node))
 
     def run(self) -> None:
         for node in self.graph.nodes:
@@ -103,7 +109,7 @@ class _Search:
             return _kept(kind, read[0])
         if kind in _MET and _of_one_shape(node):
             return _in_common(read)
-        if kind != "op" or self._holds_weights(node):
+        if kind not in _TRIED or self._holds_weights(node):
             return {}
         self.found[node] = self._propagations(node)
         return {p.output: p.pieces for p in self.found[node]}
@@ -176,6 +182,23 @@ class _Search:
             return False
         return has_tensors(self.traced.root.get_submodule(str(node.target)))
 
+    def _held(self, node: Node) -> list[int]:
+        """What tells the parameters that a node uses from others."""
+        if node.op == "get_attr":
+            return [id(operator.attrgetter(str(node.target))(self.traced.root))]
+        if node.op != "call_module":
+            return []
+        return list(map(id, self.traced.root.get_submodule(str(node.target)).parameters()))
+
+    def _read_once(self, source: Node) -> bool:
+        """Whether it is a parameter that is read in one place, or made of such alone."""
+        if len(source.users) > 1 or source.meta["depends"] or source.op == "call_module":
+            return False
+        if source.op == "get_attr":
+            return all(self._users[key] == 1 for key in self._held(source))
+        learnt = (one for one in source.all_input_nodes if one.meta.get("learns", False))
+        return all(map(self._read_once, learnt))
+
     def _propagations(self, node: Node) -> tuple[Propagation, ...]:
         """The ways in which an operation may be cut, tried once for equal calls."""
         key = self._call(node)
@@ -190,7 +213,8 @@ class _Search:
             place = places.setdefault(source, len(places))
             values = [tuple(t.shape) for t in tensors(source.meta["values"][0])]
             number = source.meta["values"][0] if not values else ""
-            learns, cuts = source.meta.get("learns", False), self.coming[source]
+            cuts, learns = self.coming[source], source.meta.get("learns", False)
+            learns = learns and (self._read_once(source) or "elsewhere, too")
             # Of made-up numbers only the shape matters; of indices and masks, each one.
             own = "" if not values or self.traced.made_up(source) else source.name
             return f"<{place} {values} {number} {source.meta['rows']} {learns} {cuts} {own}>"
@@ -206,10 +230,10 @@ class _Search:
                 yield from trial.ways([own for _, own in inputs], pieces)
 
     def _inputs(self, node: Node, lead: Node | None, cut: Cut) -> list[tuple[Node, Cut]]:
-        """How each input is cut where the first one is cut so; (): whole; none if one learns whole.
+        """How each input is cut where the first one is cut so; (): whole; none if that cannot be.
 
-        Dimensions of equal place from the right belong together, as in broadcasting. What would be
-        read whole and learns has a gradient that is summed over the ranks, and is not cut around.
+        Dimensions of equal place from the right belong together, as in broadcasting. What is read
+        whole and learns has a gradient that is summed over the ranks: that is for parameters.
         """
         assert lead is not None
         dim, blocks = cut
@@ -221,7 +245,7 @@ class _Search:
             if _has_rows(source):
                 place = dim + _first(source).ndim - _first(lead).ndim
                 own = (place, blocks) if (place, blocks) in self.coming[source] else ()
-            if not own and source.meta.get("learns", False):
+            if not own and source.meta.get("learns", False) and not self._read_once(source):
                 return []
             found.append((source, own))
         return found

@@ -25,9 +25,10 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.flow import Flow, place_weight, returned
+from workbench.plan.placement.flow import Flow, place_weight, returned, summed_over
 from workbench.plan.placement.layout import ROWS, Conversion, Layout
-from workbench.plan.placement.propagated import cut_through
+from workbench.plan.placement.placement import Replicate
+from workbench.plan.placement.propagated import cut_through, read_whole
 from workbench.plan.placement.tail import Rounds, mixes_rows, round_rows
 from workbench.plan.plan import BatchNorm, Plan
 from workbench.predict.search.bounds.conversion_costs import (
@@ -36,7 +37,7 @@ from workbench.predict.search.bounds.conversion_costs import (
     PassSeconds,
     passes_of,
 )
-from workbench.predict.search.bounds.weight_costs import WeightCosts
+from workbench.predict.search.bounds.weight_costs import NO_WEIGHTS, WeightCost, WeightCosts
 from workbench.predict.search.limit.footprint import Footprints
 from workbench.predict.search.space.trellis import Cost, Floats, Readings
 from workbench.predict.time.duration import Speeds, half_goes_back, layer_seconds, loss_seconds
@@ -114,6 +115,9 @@ class StepCosts:
             for name, readers in plan.graph.consumers.items()
             if all(reader in self.tailable for reader in readers)
         }
+        # Where a parameter lies that cut operations read whole, they say: its costs are theirs.
+        self._read_whole = {one.name: read_whole(plan.graph, one) for one in plan.graph.layers}
+        self._placed_by_reader = {one.name for some in self._read_whole.values() for one in some}
         self._adds: dict[Hashable, float] = {}
         self._crossings: dict[Hashable, tuple[float, float, float]] = {}
         self._batch_norm = plan.batch_norm
@@ -136,11 +140,18 @@ class StepCosts:
         )
         kept = self.footprints.counted(layer)
         ends = (name in self.graph.outputs, name in self.before_tails)
-        weights = tuple((w.shape, w.dtype, w.trainable) for w in owner.weights)
         own = (layer.kind, layer.target, layer.input_shape, layer.output_shape, layer.rows)
         more = (layer.groups, layer.heads, layer.flops, bool(layer.shared), layer.evaluating)
         reads = tuple(self._as_read(read) for read in layer.inputs)
-        return own, more, weights, reads, self.itemsizes.get(name), learnt, kept, ends
+        by_reader = (
+            name in self._placed_by_reader,
+            tuple(
+                (one.kind, one.output_shape, one.name in layer.inputs, _look_of(one))
+                for one in self._read_whole[name]
+            ),
+        )
+        width = self.itemsizes.get(name)
+        return own, more, _look_of(owner), reads, width, learnt, kept, ends, by_reader
 
     def _as_read(self, name: str) -> Hashable:
         if name in self.graph.sources:
@@ -152,10 +163,21 @@ class StepCosts:
         """The cost of computing a layer, reducing its weight gradients and updating its weights."""
         alone = self.alone(layer, choice, read, given)
         forward, backward = self.computing(alone, layer, self.passes)
-        of_weights = self.of_weights.of(layer, alone.flow.weights)
+        of_weights = self.weights_of(layer, alone)
+        for (name, _), whole in alone.flow.apart.items():
+            if name in self._placed_by_reader:
+                step = summed_over(whole, self.graph.shape_of(name))
+                backward += self.conversions.of(step, self.itemsizes[name], True).backward
         count = sum(times for _, times in self.passes)
         backward += (count - 1) * of_weights.added
         return forward, 0.0, 0.0, backward, of_weights.summed, of_weights.update
+
+    def weights_of(self, layer: Layer, alone: PlacedLayer) -> WeightCost:
+        """The cost of a layer's own weights, and of those that lie as it says."""
+        own = () if layer.name in self._placed_by_reader else (layer,)
+        every = (*own, *self._read_whole[layer.name])
+        costs = [self.of_weights.of(one, alone.flow.weights) for one in every]
+        return WeightCost(*(sum(column) for column in zip(NO_WEIGHTS, *costs, strict=True)))
 
     def converted(self, layer: Layer, name: str, read: Layout) -> Cost:
         """The cost of an input that is read in another layout: none, its value has that."""
@@ -205,6 +227,9 @@ class StepCosts:
         placed = {w.name: place_weight(one, w, read, choices) for one in users for w in one.weights}
         free = [layer] if choice is None or choice.group_size == 1 else []
         cut = cut_through(self.graph, free, {layer.name: read})
+        whole = Layout(read.group_size, Replicate()) if layer.name in cut[0] else ROWS
+        for one in self._read_whole[layer.name]:
+            placed |= {w.name: place_weight(one, w, whole, {}) for w in one.weights}
         flow = Flow({layer.name: read}, {layer.name: given}, {}, {}, placed, *cut)
         return PlacedLayer(self.graph, flow, choices, self._batch_norm)
 
@@ -268,6 +293,11 @@ class StepCosts:
 
     def _mean(self, seconds: Floats) -> float:
         return float(self.weights @ seconds)
+
+
+def _look_of(layer: Layer) -> Hashable:
+    """What the costs of a layer's weights depend on."""
+    return tuple((w.shape, w.dtype, w.trainable) for w in layer.weights)
 
 
 def _tailable(graph: Graph) -> frozenset[str]:

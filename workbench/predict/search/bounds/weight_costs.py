@@ -34,6 +34,9 @@ class WeightCost(NamedTuple):
     added: float
 
 
+NO_WEIGHTS = WeightCost(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 class WeightCosts:
     """The cost of any layer's weights, the mean over ranks.
 
@@ -55,7 +58,7 @@ class WeightCosts:
         """The cost of the layer's own weights."""
         summed = update = memory = settled = added = 0.0
         if layer.shared:
-            return WeightCost(summed, update, memory, settled, added)
+            return NO_WEIGHTS
         experiment = self.experiment
         synchronous = isinstance(experiment.sync, Synchronous)
         of_weights = self._of_weights

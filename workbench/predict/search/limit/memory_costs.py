@@ -57,7 +57,7 @@ class MemoryCosts:
         """The cost of computing a layer, its weights, their gradients and what it saves."""
         times = self.times
         alone = times.alone(layer, choice, read, given)
-        of_weights = times.of_weights.of(layer, alone.flow.weights)
+        of_weights = times.weights_of(layer, alone)
         room = times.footprints.of(layer, choice, read, given, alone)
         more = self._plain
         if layer.name in times.tailable:
