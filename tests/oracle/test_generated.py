@@ -43,10 +43,10 @@ def test_cases_that_hypothesis_varies_too(on_ranks):
 
 def test_most_of_what_is_drawn_is_accepted():
     refused = 0
-    for number in range(60):
+    for number in range(30):
         case = numbered(SEED + 1, number)
         refused += case == Case(case.net)  # nothing else could be drawn
-    assert refused <= 6
+    assert refused <= 3
 
 
 @settings(max_examples=10, **SETTINGS)

@@ -17,7 +17,7 @@ from workbench.plan.plan import Plan
 from workbench.predict.traffic.traffic import traffic_of
 from workbench.program.step import program_of
 
-TOGETHER = 24
+TOGETHER = 16
 
 
 @st.composite
@@ -36,7 +36,7 @@ def cases(draw, world):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 4])
 @settings(
-    max_examples=3,
+    max_examples=2,
     phases=[Phase.generate],
     derandomize=True,
     database=None,
@@ -79,7 +79,7 @@ def check_traffic(on_ranks, runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 4])
 @settings(
-    max_examples=2,
+    max_examples=1,
     phases=[Phase.generate],
     derandomize=True,
     database=None,
