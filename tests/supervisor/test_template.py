@@ -40,7 +40,7 @@ def test_forked_engines_are_children_with_a_status_and_an_output_of_their_own(tm
                 output.write_text("before\n")
                 environment = {**ENVIRONMENT, "WORKBENCH_ENGINE": engine}
                 assert template.takes(COMMAND, environment)
-                pid = template.fork(environment, str(output))
+                pid = template.fork(COMMAND, environment, str(output))
                 process = psutil.Process(pid)
                 assert process.ppid() == os.getpid()
                 assert process.wait(60) == 7
@@ -63,7 +63,10 @@ def test_another_command_or_environment_is_not_taken():
         template = await made()
         try:
             assert template.takes(COMMAND, {**ENVIRONMENT, "WORKBENCH_CORES": "0"})
+            assert template.takes(["nsenter", "--net=/run/netns/a", "--", *COMMAND], ENVIRONMENT)
             assert not template.takes([*COMMAND, "more"], ENVIRONMENT)
+            assert not template.takes(["nsenter", "--mount", "--", *COMMAND], ENVIRONMENT)
+            assert not template.takes([sys.executable, "relay.py", "host", *COMMAND], ENVIRONMENT)
             assert not template.takes(COMMAND, {**ENVIRONMENT, "OMP_NUM_THREADS": "77"})
             assert not template.takes(COMMAND, {**ENVIRONMENT, "LD_PRELOAD": "its_own.so"})
         finally:
@@ -80,7 +83,7 @@ def test_a_template_that_is_gone_forks_none(tmp_path):
         process.kill()
         process.wait(60)
         with pytest.raises(OSError, match="no engine could be forked"):
-            template.fork(ENVIRONMENT, str(tmp_path / "output"))
+            template.fork(COMMAND, ENVIRONMENT, str(tmp_path / "output"))
         assert not template.takes(COMMAND, ENVIRONMENT)
         template.close()  # as at the end of a cluster
 

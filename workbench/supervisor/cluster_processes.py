@@ -42,7 +42,7 @@ from workbench.store.cluster_spec import (
     identity,
 )
 from workbench.store.process import CARRIED, ENDINGS
-from workbench.supervisor.template import EngineTemplate, can_fork
+from workbench.supervisor.template import EngineTemplate, can_fork, network_of
 
 SPAWN = Path(__file__).with_name("spawn.py")
 PRELOAD = (
@@ -134,7 +134,7 @@ class GuardedEngine(LocalEngineLauncher):  # type: ignore[misc]
         if template is None or not template.takes(self.args, environment):
             super().start()
             return
-        self.pid = template.fork(environment, self.output_file)
+        self.pid = template.fork(self.args, environment, self.output_file)
         self.process = psutil.Process(self.pid)
         self.notify_start(self.pid)
         self._start_waiting()
@@ -223,14 +223,18 @@ class ClusterProcesses:
         return int(controller.pid)
 
     def make_template(self, on_ready: Callable[[], None]) -> None:
-        """Starts what engines are forked from, unless they all are on GPUs or on other hosts.
+        """Starts what engines are forked from, unless all are on GPUs or on other hosts.
 
         Args:
             on_ready: is called when engines can be started.
         """
         places = zip(self._spec.devices, self._spec.sites, strict=True)
         # What a driver has told a process before it forks is of no use behind that.
-        plain = [i for i, (device, site) in enumerate(places) if not (device.gpu or site.enter)]
+        plain = [
+            index
+            for index, (device, site) in enumerate(places)
+            if not device.gpu and network_of(site.enter) is not None
+        ]
         if plain and can_fork():
             cluster = {MARK: identity(self._folder), "IPP_PROFILE_DIR": self._ipp.profile_dir}
             environment = {**os.environ, **cluster, **self._environment(plain[0])}

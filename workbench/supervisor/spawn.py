@@ -30,6 +30,7 @@ from pathlib import Path
 
 WATCH_EVERY_S = 0.25
 PR_SET_PDEATHSIG = 1
+CLONE_NEWNET = 0x40000000
 CONNECT_WITHIN_S = 60.0
 SACRIFICE = "500"  # of 1000
 
@@ -127,13 +128,24 @@ def fork() -> int | None:
         return int(pipe.read() or 0)
 
 
-def become(environment: dict[str, str], output: str) -> None:
-    """Makes a forked process what one would be that was started with these."""
+def become(environment: dict[str, str], output: str, network: str) -> None:
+    """Makes a forked process what one would be that was started with these.
+
+    Args:
+        environment: its environment.
+        output: the file to which what it writes is added.
+        network: the file of the network namespace to enter; "": none.
+    """
     os.setsid()
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     for stream in (1, 2):
         os.dup2(file, stream)
     os.close(file)
+    if network:
+        with open(network) as namespace:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), f"the network {network} cannot be entered")
     os.environ.clear()
     os.environ.update(environment)
     if "numpy" in sys.modules:  # else all engines would draw the same

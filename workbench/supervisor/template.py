@@ -60,20 +60,25 @@ class EngineTemplate:
 
     def takes(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
         """Whether an engine with these can be forked from it."""
+        enter, own = self._parted(command)
         different = dict(environment.items() ^ self._environment.items()).keys()
-        return self._works and command == self._command and different <= OWN
+        same = own == self._command and different <= OWN and network_of(enter) is not None
+        return self._works and same
 
-    def fork(self, environment: Mapping[str, str], output: str) -> int:
+    def fork(self, command: Sequence[str], environment: Mapping[str, str], output: str) -> int:
         """Forks an engine; returns its process id.
 
         Args:
+            command: the command line that would start the engine.
             environment: the environment of the engine.
             output: the file to which what it writes is added.
 
         Raises:
             OSError: it could not be forked.
         """
-        asked = json.dumps({"environment": dict(environment), "output": output}).encode()
+        enter, _ = self._parted(command)
+        given = {"environment": dict(environment), "output": output, "network": network_of(enter)}
+        asked = json.dumps(given).encode()
         try:
             with _adopting():
                 self._socket.sendall(asked + b"\n")
@@ -94,6 +99,11 @@ class EngineTemplate:
         self._process.kill()
         self._process.wait()
 
+    def _parted(self, command: Sequence[str]) -> tuple[list[str], list[str]]:
+        """What leads to the engine's place, and the command line of the engine itself."""
+        begins = max(len(command) - len(self._command), 0)
+        return list(command[:begins]), list(command[begins:])
+
     def _told(self) -> None:
         asyncio.get_running_loop().remove_reader(self._socket)
         self._works = self._socket.recv(len(READY)) == READY
@@ -110,6 +120,20 @@ def _adopting() -> Iterator[None]:
         yield
     finally:
         prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def network_of(enter: Sequence[str]) -> str | None:
+    """The file of the network namespace that a command line enters, of what it begins with.
+
+    "" where it stays in that of its parent, None where it leads to elsewhere.
+    """
+    match enter:
+        case []:
+            return ""
+        case ["nsenter", option, "--"] if option.startswith("--net="):
+            return option.removeprefix("--net=")
+        case _:
+            return None
 
 
 def can_fork() -> bool:
