@@ -99,6 +99,11 @@ def test_one_input_may_be_whole():
     assert way.output == (1, 1)
 
 
+def test_a_parameter_that_is_read_once_may_be_whole():
+    found = ways(lambda module, x: (heads(x) * (1.0 + module.each)).flatten(2))
+    assert found["mul"] == (Propagation(((2, 1), ()), (2, 1), HEADS),)
+
+
 def test_what_is_drawn_is_cut_too():
     def dropped(module, x):
         q = heads(x).transpose(1, 2)
@@ -119,7 +124,12 @@ REFUSED = {
     ).flatten(2),
     "turned around": lambda _, x: heads(x).flip(2).flatten(2),
     "a softmax over them": lambda _, x: heads(x).softmax(2).flatten(2),
-    "what is read whole learns": lambda module, x: (heads(x) * module.each).flatten(2),
+    "what is read whole learns elsewhere, too": lambda module, x: (
+        (heads(x) * module.each).flatten(2) * module.each.mean()
+    ),
+    "what is read whole is a layer's": lambda module, x: (
+        (heads(x) * module.last.weight[0, : WIDTH // HEADS]).flatten(2)
+    ),
 }
 
 
