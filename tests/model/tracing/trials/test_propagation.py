@@ -128,8 +128,8 @@ REFUSED = {
         (heads(x) * module.each).flatten(2) * module.each.mean()
     ),
     "what is read whole is a layer's": lambda module, x: (
-        (heads(x) * module.last.weight[0, : WIDTH // HEADS]).flatten(2)
-    ),
+        heads(x) * module.last.weight[0, : WIDTH // HEADS]
+    ).flatten(2),
 }
 
 
