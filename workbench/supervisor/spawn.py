@@ -135,6 +135,9 @@ def become(environment: dict[str, str], output: str, network: str) -> None:
         environment: its environment.
         output: the file to which what it writes is added.
         network: the file of the network namespace to enter; "": none.
+
+    Raises:
+        OSError: that network, or the file, cannot be opened.
     """
     os.setsid()
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
