@@ -24,9 +24,7 @@ TEMPLATE = "WORKBENCH_TEMPLATE"
 """The variable that names a template's end of the socket."""
 READY = b"ready\n"
 # What an engine reads after its imports: each has its own.
-OWN = frozenset(
-    {"WORKBENCH_ENGINE", "WORKBENCH_CORES", "WORKBENCH_GROUP", "WORKBENCH_CONNECT", TEMPLATE}
-)
+OWN = frozenset({"WORKBENCH_ENGINE", "WORKBENCH_CORES", "WORKBENCH_GROUP", "WORKBENCH_CONNECT"})
 _PR_SET_CHILD_SUBREAPER = 36
 _WITHIN_S = 30.0  # a fork, on a host that may be busy
 
@@ -106,9 +104,9 @@ class EngineTemplate:
 
     def _told(self) -> None:
         asyncio.get_running_loop().remove_reader(self._socket)
-        self._works = self._socket.recv(len(READY)) == READY
-        self.is_waited_for = False
+        self.is_waited_for = False  # whatever it tells
         self._on_ready()
+        self._works = self._socket.recv(len(READY)) == READY
 
 
 @contextmanager
