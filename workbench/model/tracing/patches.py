@@ -15,8 +15,9 @@ from torch._subclasses import fake_tensor
 from torch.fx import Proxy
 from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from workbench.model.errors import TraceError
 
@@ -191,3 +192,22 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         log.disabled = was
+
+
+@contextmanager
+def modes_restored() -> Iterator[None]:
+    """Leaves torch's modes as they were, wherever an interrupt falls.
+
+    An interrupt (Ctrl-C, a notebook's stop button) between a mode's start and the `with` that would
+    end it leaves the mode on: all tensors that are made later would be fake, or have no gradient.
+    """
+    stacks = _get_current_dispatch_mode_stack, _get_current_function_mode_stack
+    depths = [len(stack()) for stack in stacks]
+    gradients = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        for stack, depth in zip(stacks, depths, strict=True):
+            for mode in reversed(stack()[depth:]):
+                mode.__exit__(None, None, None)
+        torch.set_grad_enabled(gradients)

@@ -22,6 +22,7 @@ from workbench.model.tracing.inputs import declared
 from workbench.model.tracing.kept import operations
 from workbench.model.tracing.layers import layers_of
 from workbench.model.tracing.lost import refuse_what_is_lost
+from workbench.model.tracing.patches import modes_restored
 from workbench.model.tracing.rewrites.attention import find_self_attention
 from workbench.model.tracing.rewrites.detours import Detour, gather_detours
 from workbench.model.tracing.rewrites.inplace import drop_unused
@@ -38,6 +39,7 @@ _REMEDY = (
 )
 
 
+@modes_restored()
 def trace(
     model: str | nn.Module,
     *,
@@ -113,6 +115,7 @@ def trace(
     return replace(graph, source=replace(source, skeleton=pack(traced), module=model))
 
 
+@modes_restored()
 def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
     """The traced model: parameters on the meta device, one node for each layer.
 
