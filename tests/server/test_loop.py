@@ -40,12 +40,18 @@ def folder(tmp_path):
         engine.communicate()
 
 
-def submitted(store, folder, directory):
+def submitted(store, folder, directory, **fields):
     packed = messages.pack(experiment(Plan.data_parallel(mlp(4, 4), 2)))
     keywords = messages.pack_keywords({}, key_of(folder))
     request = Request(kind="train", name="a run", task="a:b", packed=packed, keywords=keywords,
-                      engines=1, directory=str(directory))  # fmt: skip
+                      engines=1, directory=str(directory), **fields)  # fmt: skip
     return store.submit(request)
+
+
+def served(folder, store):
+    device = EngineDevice("cpu", "here", "cpu", (), 1, 1)
+    spec = ClusterSpec(devices=(device,) * 4, sites=(HERE,) * 4, address="127.0.0.1")
+    return Server(folder, replace(spec, timeout_s=4.0), store, FolderCalls(folder, store))
 
 
 def test_a_job_whose_folder_fails_is_parked_and_the_others_go_on(folder, caplog):
@@ -54,10 +60,7 @@ def test_a_job_whose_folder_fails_is_parked_and_the_others_go_on(folder, caplog)
     bad = submitted(store, folder, folder / "no-folder" / "of-a-run")
     (folder / "run").mkdir()
     good = submitted(store, folder, folder / "run")
-    device = EngineDevice("cpu", "here", "cpu", (), 1, 1)
-    spec = ClusterSpec(devices=(device,) * 4, sites=(HERE,) * 4, address="127.0.0.1")
-    server = Server(folder, replace(spec, timeout_s=4.0), store, FolderCalls(folder, store))
-    now = 0.0
+    server, now = served(folder, store), 0.0
     while not list(folder.glob("inbox/*/*.call")) or "ails" not in caplog.text:
         server.tick(now, 0.001)
         now += 0.05
@@ -72,3 +75,17 @@ def test_a_job_whose_folder_fails_is_parked_and_the_others_go_on(folder, caplog)
         server.tick(now + PARKED_AFTER_S, 0.001)
         now += 0.05
         assert now < 40.0, store.events()
+
+
+def test_initial_weights_are_made_at_once(folder):
+    """Not when the server next looks for what nobody tells of: each run would begin later."""
+    store = Store(folder / "server.sqlite")
+    (folder / "run").mkdir()
+    run = submitted(store, folder, folder / "run", needs_weights=True)
+    server = served(folder, store)
+    while not (calls := [job for job in store.jobs() if job.kind == "call"]):
+        server.tick(0.0, 0.001)
+    server.tick(0.0, 0.001)
+    (call,) = calls
+    assert store.job(call.id).state == "starting"
+    assert store.job(run).state == "starting"

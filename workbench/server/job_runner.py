@@ -65,6 +65,15 @@ class InitialWeights:
 
     def __init__(self, store: Store, folder: Path, assistant: int) -> None:
         self._store, self._folder, self._assistant = store, folder, assistant
+        self._has_asked = False
+
+    def were_asked_for(self) -> bool:
+        """Whether a call waits in the queue since this was last asked.
+
+        What this process writes is no news from the store: nobody else would look for it soon.
+        """
+        asked, self._has_asked = self._has_asked, False
+        return asked
 
     def of(self, whole: JobRecord) -> Path | None:
         """The file for a job, made once for all ranks; None while it is being made.
@@ -94,6 +103,7 @@ class InitialWeights:
         raise ClusterError(f"the initial weights could not be made: {text}")
 
     def _ask(self, whole: JobRecord) -> int:
+        self._has_asked = True
         return self._store.submit(
             Request(
                 kind="call",

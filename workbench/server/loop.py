@@ -77,7 +77,7 @@ class Server:
         ended = [job for job, work in self._works.items() if not self._advance(work, now)]
         for job in ended:
             del self._works[job]
-        if is_news or is_due or ended:
+        if is_news or is_due or ended or self._weights.were_asked_for():
             self._settled_at = now
             if ended:
                 self._fleet.read(now)
