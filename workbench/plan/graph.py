@@ -211,8 +211,8 @@ class Source:
             nn.Module).
         name: the builder's name ("vgg11"), or the module's class.
         arguments: the keyword arguments of the builder, sorted by name.
-        skeleton: the module without its values, compressed, if `kind` is "module"; not part of
-            equality, and not saved in text.
+        skeleton: the traced module without its values, compressed; not part of equality, and not
+            saved in text. None: of a model that has a name, it is traced again.
         module: the user's own nn.Module, where it was traced in this process; it does not travel.
         frozen: the names of the module's parameters whose `requires_grad` was off when it was
             traced; None: not known.

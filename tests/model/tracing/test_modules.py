@@ -8,6 +8,7 @@ from torch.nn.utils import parametrizations
 
 from tests.model.traced import assert_computes_the_same, calling, traced
 from workbench.model import skeleton, trace
+from workbench.plan.plan import Plan
 
 IMAGE = (3, 8, 8)
 
@@ -340,6 +341,21 @@ def test_the_skeleton_travels_with_the_graph():
     assert {layer.node for layer in graph.layers} <= {node.name for node in first.graph.nodes}
     assert_computes_the_same(graph, module)
     assert skeleton(graph) is not first
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "googlenet"])
+def test_so_does_that_of_a_model_with_a_name(name):
+    """Without it each engine would trace the model anew, in training and in evaluation."""
+    graph = trace(name)
+    assert graph.source.skeleton
+    as_text = Plan.from_toml(Plan.data_parallel(graph, 1).to_toml()).graph
+    assert as_text.source.skeleton is None
+    for evaluating in {False, graph.evaluation is not None}:
+        held, again = (skeleton(each, evaluating=evaluating) for each in (graph, as_text))
+        assert [n.format_node() for n in held.graph.nodes] == [
+            n.format_node() for n in again.graph.nodes
+        ]
+        assert held.state_dict().keys() == again.state_dict().keys()
 
 
 def test_deep_models_travel_too():

@@ -94,7 +94,7 @@ def trace(
                 f"outputs=, vocabulary= and inputs= are for modules of your own; those of {model} "
                 "are known"
             )
-        return _in_both_modes(source, build_fake(source), samples, None)[0]
+        return _with_skeletons(*_in_both_modes(source, build_fake(source), samples, None))
     if not isinstance(model, nn.Module):
         hint = ": give an instance, not the class" if isinstance(model, type) else ""
         raise ModelError(f"a model is a torchvision name or an nn.Module, got {model!r}{hint}")
@@ -108,11 +108,18 @@ def trace(
     source = Source("module", type(model).__name__, frozen=frozen)
     roles = checked_roles(outputs)
     known = constants_of(model)
-    graph, traced, apart = _in_both_modes(source, structure(model), samples, roles, known)
+    graph = _with_skeletons(*_in_both_modes(source, structure(model), samples, roles, known))
+    return replace(graph, source=replace(graph.source, module=model))
+
+
+def _with_skeletons(
+    graph: Graph, traced: torch.fx.GraphModule, apart: torch.fx.GraphModule
+) -> Graph:
+    """The graph with what was traced: no engine needs to do so again, which takes seconds."""
     if graph.evaluation is not None:
-        there = replace(source, skeleton=pack(apart))
+        there = replace(graph.source, skeleton=pack(apart))
         graph = replace(graph, evaluation=replace(graph.evaluation, source=there))
-    return replace(graph, source=replace(source, skeleton=pack(traced), module=model))
+    return replace(graph, source=replace(graph.source, skeleton=pack(traced)))
 
 
 @modes_restored()
