@@ -1,9 +1,12 @@
 """What `?`, Tab and an error tell of a value."""
 
 import inspect
+import tomllib
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import workbench as wb
@@ -98,6 +101,26 @@ def test_a_text_has_a_line_for_each_entry():
         "y = []",
         "",
     ]
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
+PLAIN = st.one_of(
+    st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), TEXTS
+)
+NESTED = st.recursive(
+    PLAIN, lambda x: st.lists(x, max_size=3) | st.dictionaries(TEXTS, x, max_size=3)
+)
+
+
+@given(st.dictionaries(TEXTS, st.dictionaries(TEXTS, NESTED, max_size=3), max_size=3))
+@settings(deadline=None, derandomize=True)
+def test_a_text_says_what_was_written(tables):
+    assert tomllib.loads(dump(tables)) == tables
+
+
+def test_what_no_text_can_say():
+    with pytest.raises(TypeError, match="TOML has no NoneType: None"):
+        dump({"a": {"x": None}})
 
 
 def test_instances_as_well():

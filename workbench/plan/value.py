@@ -1,22 +1,23 @@
 """The base class of the values that an experiment consists of, and their text as TOML."""
 
 import inspect
+import json
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter, Signature
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_origin
 
-import tomlkit
 from pydantic import BaseModel as PydanticModel
 from pydantic import BeforeValidator, ConfigDict
 from pydantic.fields import FieldInfo
-from tomlkit.items import InlineTable, Table
 
 from workbench.plan.errors import ExperimentError, MachineError, readable
 from workbench.plan.html import frame_of
 
 _INHERITED = frozenset(dir(PydanticModel))
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 if TYPE_CHECKING:
@@ -199,35 +200,48 @@ def dump(tables: Mapping[str, Mapping[str, Any] | Sequence[Mapping[str, Any]]]) 
     A list of mappings becomes a multi-line array with one mapping on each line; at the top level,
     one table for each (`[[name]]`).
     """
-    document = tomlkit.document()
+    parts = []
     for name, entries in tables.items():
-        if isinstance(entries, Mapping):
-            document.add(name, _table(entries))
-        else:
-            several = tomlkit.aot()
-            for each in entries:
-                several.append(_table(each))
-            document.add(name, several)
-    return tomlkit.dumps(document)
+        alone = isinstance(entries, Mapping)
+        head = f"[{_key(name)}]" if alone else f"[[{_key(name)}]]"
+        for each in [entries] if alone else entries:
+            lines = [f"{_key(key)} = {_entry(value)}" for key, value in each.items()]
+            parts.append("\n".join([head, *lines, ""]))
+    return "\n".join(parts)
 
 
-def _table(entries: Mapping[str, Any]) -> Table:
-    table: Table = tomlkit.table()
-    for key, value in entries.items():
-        rows = isinstance(value, list | tuple) and value and isinstance(value[0], Mapping)
-        table.add(key, _item(value).multiline(True) if rows else _item(value))
-    return table
+def _entry(value: Any) -> str:
+    """A value behind its key; one line for each mapping in a list of them."""
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        return "\n".join(["[", *(f"    {_inline(row)}," for row in value), "]"])
+    return _inline(value)
 
 
-def _item(value: Any) -> Any:
+def _inline(value: Any) -> str:
+    """A value on one line.
+
+    Raises:
+        TypeError: TOML has no such value.
+    """
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        return float.__repr__(value)
     if isinstance(value, Mapping):
-        line: InlineTable = tomlkit.inline_table()
-        for key, entry in value.items():
-            line.append(key, _item(entry))
-        return line
+        return f"{{{', '.join(f'{_key(key)} = {_inline(entry)}' for key, entry in value.items())}}}"
     if isinstance(value, list | tuple):
-        array = tomlkit.array()
-        for entry in value:
-            array.append(_item(entry))
-        return array
-    return value
+        return f"[{', '.join(map(_inline, value))}]"
+    raise TypeError(f"TOML has no {type(value).__name__}: {value!r}")
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _string(name)
+
+
+def _string(text: str) -> str:
+    """A basic string: JSON's escapes are TOML's, but for one character that JSON leaves."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
