@@ -1,6 +1,5 @@
 """A cluster for the tests that need one, and a look at what it leaves behind."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,14 +18,23 @@ from workbench.plan import Plan
 NOWHERE = Path("weights that no fake session reads")
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two engines for the tests of one module; nothing of them may be left."""
+@pytest.fixture(scope="session")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two engines for the tests of all modules; nothing of them may be left."""
     directory = tmp_path_factory.mktemp("runs")
     with Cluster(2, directory=directory, timeout=60.0) as cluster:
         yield cluster
     assert not list(directory.glob(".cluster-*"))
-    assert not leftovers.of(os.getpid())
+    assert not leftovers.of(cluster.folder)
+
+
+@pytest.fixture(scope="module")
+def cluster(lasting: Cluster) -> Iterator[Cluster]:
+    """Two engines; the tests of a module leave both of them there, and free."""
+    task, devices = lasting.task, lasting.devices
+    yield lasting
+    lasting.task = task
+    assert (lasting.occupied, lasting.dead, lasting.devices) == ({}, (), devices)
 
 
 @pytest.fixture

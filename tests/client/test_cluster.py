@@ -20,6 +20,14 @@ LONG_S = 300.0
 FOREVER = 10**9
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """One for this module alone, which breaks it and at last stops it."""
+    directory = tmp_path_factory.mktemp("runs")
+    with Cluster(2, directory=directory, timeout=60.0) as cluster:
+        yield cluster
+
+
 def until(done, seconds) -> bool:
     return until_s(done, seconds, 0.02)
 
@@ -233,7 +241,7 @@ def test_a_cluster_shows_its_engines(cluster):
 def test_a_dead_supervisor_is_told_and_a_restart_goes_on(cluster, train):
     run = train("slowly", steps=FOREVER)
     running(run)
-    (supervisor,) = leftovers.of_kind(os.getpid(), "workbench.supervisor")
+    (supervisor,) = leftovers.of_kind(cluster.folder, "workbench.supervisor")
     supervisor.kill()
     with pytest.raises(
         ClusterError, match=r"supervisor of cluster .* has ended.*cluster.restart\(\)"
@@ -259,7 +267,8 @@ def test_a_stopped_cluster_says_so(cluster, train):
     assert run.state == "stopped"
     assert run.checkpoint is not None
     assert run.checkpoint.exists()
-    assert not leftovers.of(os.getpid())
+    assert not cluster.folder.exists()
+    assert not leftovers.of(cluster.folder)
     assert repr(cluster) == "<Cluster of 2 engines: stopped>"
     assert "stopped" in cluster._repr_html_()
     with pytest.raises(ClusterError, match="was stopped"):

@@ -7,7 +7,7 @@ from workbench.plan.placement.placement import apportion
 from workbench.plan.placement.schemes import schemes_of
 from workbench.plan.plan import Plan
 
-GRAPHS = {net: nets.traced(net) for net in nets.NETS}
+GRAPHS = nets.Graphs()
 
 
 @st.composite

@@ -261,6 +261,17 @@ def traced(net: type[nn.Module]) -> Graph:
     return trace(net(), input_shape=net.shape, vocabulary=tokens_of(net))  # type: ignore[attr-defined]
 
 
+class Graphs(dict[type[nn.Module], Graph]):
+    """The graphs of nets, each traced when it is first asked for.
+
+    Every process that runs one of a file's tests imports the file, and needs few of its graphs.
+    """
+
+    def __missing__(self, net: type[nn.Module]) -> Graph:
+        graph = self[net] = traced(net)
+        return graph
+
+
 def batch(net: type[nn.Module], count: int, step: int = 0) -> tuple[Tensor, Tensor]:
     """Inputs and labels of a step, the same every time."""
     generator = torch.Generator().manual_seed(SEED + step)

@@ -50,4 +50,4 @@ def _partly(net: type[nn.Module], kind: int) -> type[nn.Module]:
 
 NETS = (Aside, *(_partly(net, kind) for net in (*nets.NETS, Aside) for kind in range(3)))
 globals().update({net.__name__: net for net in NETS})
-GRAPHS = {net: nets.traced(net) for net in NETS}
+GRAPHS = nets.Graphs()

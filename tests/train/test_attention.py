@@ -4,11 +4,10 @@ import pytest
 
 from tests.layers import nets
 from tests.train.exact import Case, check
-from workbench.model.tracing.trace import trace
 from workbench.plan.plan import Plan
 
 ATTENTION = {nets.Attending: "attention", nets.Windows: "attend", nets.WindowsV2: "attend"}
-GRAPHS = {net: trace(net(), input_shape=net.shape) for net in ATTENTION}
+GRAPHS = nets.Graphs()
 
 
 @pytest.mark.parametrize("net", ATTENTION)

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.layers import drawing
+from tests.layers import drawing, nets
 from tests.train.exact import Case, check, split
 from tests.train.loop.test_session import session
 from tests.train.runs import same, trained
 from workbench.client.verifying import experiment_for, merge
-from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import AdamW, Experiment, Synthetic
 from workbench.plan.plan import Plan
@@ -24,7 +23,7 @@ FIELDS = dict(
     precision="fp64",
     steps=3,
 )
-GRAPHS = {net: trace(net(), input_shape=net.shape) for net in drawing.NETS}
+GRAPHS = nets.Graphs()
 
 
 @pytest.mark.parametrize("net", drawing.NETS)

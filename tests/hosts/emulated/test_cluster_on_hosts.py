@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[wb.Cluster]:
         cluster = wb.Cluster(4, hosts=hosts, directory=directory, timeout=60.0)
         yield cluster
     assert cluster.is_stopped  # the hosts have seen to it
-    assert not leftovers.of(os.getpid())
+    assert not leftovers.of(cluster.folder)
     assert traces(os.getpid()) == []
 
 

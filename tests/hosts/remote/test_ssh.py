@@ -1,6 +1,5 @@
 """Engines that were brought by SSH: two on each of two emulated hosts."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ def cluster(hosts, tmp_path_factory) -> Iterator[wb.Cluster]:
     profile = str(hosts.ssh(tmp_path_factory.mktemp("profile"), engines=2))
     with wb.Cluster(4, profile=profile, directory=tmp_path_factory.mktemp("runs")) as cluster:
         yield cluster
-    assert leftovers.gone_within(os.getpid(), LONG_S)
+    assert leftovers.gone_within(cluster.folder, LONG_S)
 
 
 def test_a_split_over_hosts_trains_and_is_exact(cluster, hosts):

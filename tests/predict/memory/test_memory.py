@@ -1,5 +1,7 @@
 """Predicted peaks beside measured ones, on the same small nets as everything else."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -136,12 +138,13 @@ NETS = {
     "partly": partly,
     "language": Language,
 }
-GRAPHS = {
-    name: trace(net(), input_shape=SHAPE)
-    if name != "language"
-    else trace(net(), input_shape=(16,), vocabulary=3000)
-    for name, net in NETS.items()
-}
+
+
+@cache
+def graph_of(name):
+    if name == "language":
+        return trace(Language(), input_shape=(16,), vocabulary=3000)
+    return trace(NETS[name](), input_shape=SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +152,7 @@ def weights(tmp_path_factory):
     folder = tmp_path_factory.mktemp("weights")
     made = {}
     for name, net in NETS.items():
-        made[name] = initialize(GRAPHS[name], 0, folder / name, module=net())
+        made[name] = initialize(graph_of(name), 0, folder / name, module=net())
     return made
 
 
@@ -224,7 +227,7 @@ CASES = [
 @pytest.mark.parametrize(("net", "plan", "fields"), CASES)
 def test_peaks_are_the_measured_ones(on_ranks, weights, net, plan, fields):
     given = dict(batch_size=128, optimizer=SGD(lr=0.01, momentum=0.9)) | fields
-    chosen = PLANS[plan](GRAPHS[net])
+    chosen = PLANS[plan](graph_of(net))
     run = Experiment(plan=chosen, data=Synthetic(samples=1600), steps=3, **given)
     found = on_ranks.seated(chosen.world_size, running.peak_of_a_step, run, weights[net])
     known, guessed = memory_of(program_of(run), knowing(run)), memory_of(program_of(run))
@@ -248,7 +251,7 @@ def knowing(run: Experiment) -> Machine:
 
 def test_a_machine_that_has_not_measured_a_shape_says_so():
     """Nor does it know of more rows than it has measured, or of another precision."""
-    plan = Plan.data_parallel(GRAPHS["convolutions"], 2)
+    plan = Plan.data_parallel(graph_of("convolutions"), 2)
     run = Experiment(plan=plan, data=Synthetic(samples=64), batch_size=32, **STEPPED)
     known = knowing(run)
     convolutions = tuple(layer.name for layer in plan.graph.layers if layer.kind == "conv2d")
@@ -262,7 +265,7 @@ def test_a_machine_that_has_not_measured_a_shape_says_so():
 
 
 def test_without_convolutions_no_machine_is_needed():
-    plan = Plan.hybrid(GRAPHS["wide"], 4)
+    plan = Plan.hybrid(graph_of("wide"), 4)
     run = Experiment(plan=plan, data=Synthetic(samples=64), batch_size=32, **STEPPED)
     memory = memory_of(program_of(run))
     assert memory.unmeasured == ()
