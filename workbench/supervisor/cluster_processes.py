@@ -47,6 +47,7 @@ from workbench.supervisor.template import EngineTemplate, can_fork, network_of
 SPAWN = Path(__file__).with_name("spawn.py")
 PRELOAD = (
     "torch",
+    "torch._dynamo",  # which the first optimizer imports: another 2 s
     "workbench.engine.calls",
     "workbench.train.loop.loop",
     "ipyparallel.engine.app",
