@@ -30,6 +30,8 @@ prepare() {
     # Terminals and `!` commands in notebooks shall find them too.
     PATH=$venv/bin:$PATH VIRTUAL_ENV=$venv
     export PATH VIRTUAL_ENV
+    # Containers set it for what runs once; here each of many processes would compile the package.
+    unset PYTHONDONTWRITEBYTECODE
 }
 
 # Two first starts at once take turns.

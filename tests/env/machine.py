@@ -22,7 +22,8 @@ case $* in
     echo "${{PIP_SAYS:-}}" >"$2"
     if [ -n "${{PIP_WAITS:-}}" ]; then read -r _ <"$PIP_WAITS"; fi
     exit "${{PIP_EXITS:-0}}" ;;
-*) for argument do echo "<$argument>"; done ;;
+*) for argument do echo "<$argument>"; done
+    [ -z "${{PYTHONDONTWRITEBYTECODE:-}}" ] || echo "compiles again" ;;
 esac
 """
 

@@ -47,6 +47,11 @@ def test_second_start_installs_nothing(machine):
     assert len(machine.calls) == 1
 
 
+def test_the_package_is_compiled_once(machine):
+    """Not by each process of each cluster, where a container says so for what runs once."""
+    works(machine, PYTHONDONTWRITEBYTECODE="1")
+
+
 def test_options_are_handed_on(machine):
     _, printed, _ = machine.start("test", "-k", "not slow", "")
     assert printed == f"{SIDE_BY_SIDE}<-k>\n<not slow>\n<>\n"
