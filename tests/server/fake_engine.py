@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.engine.calls import assume_identity, run, warm_up
+from workbench.engine.calls import assume_identity, run
 
 
 def main(folder: Path, index: int) -> None:
@@ -29,7 +29,7 @@ def main(folder: Path, index: int) -> None:
             path.unlink()
             if function is assume_identity:  # without torch
                 introduce(folder, arguments[0])
-            elif function is not warm_up:  # which needs torch
+            else:
                 assert function is run
                 with suppress(KeyboardInterrupt):
                     run(*arguments)

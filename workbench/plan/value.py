@@ -202,9 +202,11 @@ def dump(tables: Mapping[str, Mapping[str, Any] | Sequence[Mapping[str, Any]]]) 
     """
     parts = []
     for name, entries in tables.items():
-        alone = isinstance(entries, Mapping)
-        head = f"[{_key(name)}]" if alone else f"[[{_key(name)}]]"
-        for each in [entries] if alone else entries:
+        if isinstance(entries, Mapping):
+            head, several = f"[{_key(name)}]", [entries]
+        else:
+            head, several = f"[[{_key(name)}]]", list(entries)
+        for each in several:
             lines = [f"{_key(key)} = {_entry(value)}" for key, value in each.items()]
             parts.append("\n".join([head, *lines, ""]))
     return "\n".join(parts)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from workbench.engine.calls import assume_identity, warm_up
+from workbench.engine.calls import assume_identity
 from workbench.server.engine_calls import Arrival, EngineCalls
 from workbench.server.vitals import out_of_memory_kills
 from workbench.store.cluster_spec import EngineDevice
@@ -101,7 +101,6 @@ class Fleet:
         self._came: dict[ProcessIdentity, Arrival] = {}
         self._assigned: dict[ProcessIdentity, int] = {}  # the index that it was told to take
         self._place: dict[ProcessIdentity, int] = {}
-        self._warmed_up: set[ProcessIdentity] = set()
         self._died_at: dict[ProcessIdentity, float] = {}
         self._short_of_memory: set[ProcessIdentity] = set()
         self._oom_kills = out_of_memory_kills()
@@ -272,17 +271,6 @@ class Fleet:
             return False
         process = spare.process
         return process in self._came and self._tell(process, missing)
-
-    def prepare_spare(self) -> None:
-        """Has the assistant make itself ready to take another's place; each one does so once."""
-        spare = next((r for r in self.records.values() if r.is_assistant), None)
-        if spare is None or spare.state != "idle" or not self.is_ready(spare.index):
-            return
-        process = spare.process
-        if process in self._came and process not in self._warmed_up:
-            self._warmed_up.add(process)
-            with suppress(ClusterError):  # it is gone again
-                self._engine_calls.call(self._came[process].engine_id, warm_up)
 
     def _tell(self, process: ProcessIdentity, index: int) -> bool:
         """Has an engine become another."""

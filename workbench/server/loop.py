@@ -84,8 +84,6 @@ class Server:
             if self._queue.settle(time.time()):
                 self._fleet.read(now)
                 self._take_up(now)
-        if is_due and self._is_training():
-            self._fleet.prepare_spare()
         self._monitor.poll(self._works.values(), now)
 
     def _advance(self, work: Work, now: float) -> bool:
@@ -101,10 +99,6 @@ class Server:
 
     def _is_busy(self) -> bool:
         return any(work.record.state != "running" for work in self._works.values())
-
-    def _is_training(self) -> bool:
-        """Whether there is something to be ready for, and time for it."""
-        return not self._is_busy() and any(w.record.kind == "train" for w in self._works.values())
 
     def _take_up(self, now: float) -> None:
         """Takes up all jobs that hold engines, whichever server gave them those."""
