@@ -90,14 +90,29 @@ class Normed(Separate):
         self.of_query, self.of_key = nn.Parameter(torch.rand(d) + 0.5), nn.Parameter(torch.rand(d))
         self.shift = nn.Parameter(torch.rand(d), requires_grad=False)
 
+    def of_heads(self, x):
+        return (f(x).view(*x.shape[:2], HEADS, -1) for f in (self.q, self.k, self.v))
+
     def forward(self, x):
         b, t, c = x.shape
-        q, k, v = (f(x).view(b, t, HEADS, -1) for f in (self.q, self.k, self.v))
+        q, k, v = self.of_heads(x)
         q, k = (one * one.square().mean(-1, keepdim=True).add(1e-6).rsqrt() for one in (q, k))
         q, k = self.of_query * q + self.shift, k * (1.0 + self.of_key)
         q, k, v = (one.transpose(1, 2) for one in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o(y.transpose(1, 2).reshape(b, t, c))
+
+
+class NormedTogether(Normed):
+    """The same, of query, key and value by one layer: far fewer plans."""
+
+    def __init__(self):
+        super().__init__()
+        del self.q, self.k, self.v
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def of_heads(self, x):
+        return self.qkv(x).view(*x.shape[:2], 3, HEADS, -1).unbind(2)
 
 
 class Written(nn.Module):
@@ -178,6 +193,7 @@ INNER = {
         Otherwise,
         Grouped,
         Normed,
+        NormedTogether,
         Written,
         Masked,
         Gated,

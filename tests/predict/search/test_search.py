@@ -87,7 +87,7 @@ def test_it_equals_brute_force(graph, some):
     check(graph, some, 2, found, 2**34)
 
 
-@pytest.mark.parametrize("inner", ["Fused", "Gated", "Masked", "Normed", "TurnedAndFused"])
+@pytest.mark.parametrize("inner", ["Fused", "Gated", "Masked", "NormedTogether", "TurnedAndFused"])
 def test_heads_equal_brute_force(inner):
     graph = trace(heads.made(inner), input_shape=(heads.TOKENS,), vocabulary=heads.VOCABULARY)
     for some in (machine(), machine(latency=1e-7, bandwidth=1e10)):

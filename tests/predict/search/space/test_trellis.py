@@ -133,7 +133,7 @@ def test_unequal_shares(graph):
     check_all(graph, 2, {2: [(3.0, 1.0)]})
 
 
-@pytest.mark.parametrize("inner", ["Fused", "Gated", "Masked", "Normed", "TurnedAndFused"])
+@pytest.mark.parametrize("inner", ["Fused", "Gated", "Masked", "NormedTogether", "TurnedAndFused"])
 def test_what_is_cut_by_heads(inner):
     graph = trace(heads.made(inner), input_shape=(heads.TOKENS,), vocabulary=heads.VOCABULARY)
     check_all(graph, 2)
