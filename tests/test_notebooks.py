@@ -30,7 +30,7 @@ SHORT: dict[str, dict[str, Any]] = {
         **{"STEPS": 4, "ROUNDS": 1, "WITHIN_S": 5.0},
     },
     "04-job-server.ipynb": {
-        **{"LARGER": "mobilenet_v3_small", "ENGINES": 2, "STEPS": 12},
+        **{"MODEL": "squeezenet1_1", "LARGER": "squeezenet1_0", "ENGINES": 2, "STEPS": 12},
         **{"ROUNDS": 1, "SIZES": (2**12,)},
     },
     "05-your-own-model.ipynb": {"STEPS": 4, "IMAGES": 16},

@@ -1,5 +1,6 @@
 """The graphs of torchvision's models: against known figures, and against the models themselves."""
 
+from fnmatch import fnmatch
 from functools import cache
 
 import pytest
@@ -27,8 +28,19 @@ PARAMETERS = {
 }
 SIZES = {"alexnet": 64, "inception_v3": 299, "maxvit_t": 224, "vit_h_14": 224}
 
+# What is others' code once more, deeper: `bench models` traces these too.
+DEEPER = [
+    *("densenet161", "densenet169", "densenet201"),
+    *("efficientnet_b[1-7]", "efficientnet_v2_[ml]"),
+    "regnet_?_[0-9]*gf",
+]
+
 models = torchvision().models
-CLASSIFIERS = models.list_models(module=models)
+CLASSIFIERS = [
+    name
+    for name in models.list_models(module=models)
+    if not any(fnmatch(name, deeper) for deeper in DEEPER)
+]
 
 
 @cache
@@ -68,7 +80,7 @@ def test_every_tensor_is_in_one_layer(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_every_classifier_is_traced_and_computes_the_same(name):
+def test_classifiers_are_traced_and_compute_the_same(name):
     graph = trace(name, input_shape=shape_for(name))
     assert graph[graph.outputs[0]].output_shape == (10,)
     assert graph.parameters == PARAMETERS.get(name, graph.parameters)
