@@ -14,9 +14,8 @@ def of(whose: int | Path) -> list[psutil.Process]:
 
     Clusters that have names are not known as their owner's.
     """
-    name = (
-        re.escape(whose.name) if isinstance(whose, Path) else rf"cluster-.+-{whose}-[0-9a-f]{{8}}"
-    )
+    is_one = isinstance(whose, Path)
+    name = re.escape(whose.name) if is_one else rf"\.cluster-.+-{whose}-[0-9a-f]{{8}}"
     own, found = re.compile(name), []
     for process in psutil.process_iter():
         try:

@@ -118,6 +118,11 @@ def test_a_text_says_what_was_written(tables):
     assert tomllib.loads(dump(tables)) == tables
 
 
+def test_a_text_can_hold_every_character():
+    text = "".join(map(chr, range(256))) + "\u2028"
+    assert tomllib.loads(dump({"a": {text: text}})) == {"a": {text: text}}
+
+
 def test_what_no_text_can_say():
     with pytest.raises(TypeError, match="TOML has no NoneType: None"):
         dump({"a": {"x": None}})

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import nn, overrides
 from torch.utils import _python_dispatch
 
 from workbench.model import trace
@@ -37,20 +37,24 @@ class Interrupts:
 
 
 # Each of these is called where a mode starts, before `with` knows that it is to end it.
-STARTS = [(_python_dispatch, "_push_mode"), (torch.no_grad, "__enter__")]
+STARTS = {
+    "fake tensors": (_python_dispatch, "_push_mode"),
+    "functions": (overrides, "_push_mode"),
+    "gradients": (torch.no_grad, "__enter__"),
+}
 
 
-@pytest.mark.parametrize("where", STARTS, ids=lambda where: where[1])
-def test_modes_end_with_the_trace(where, monkeypatch):
-    owner, name = where
+@pytest.mark.parametrize("what", STARTS)
+def test_modes_end_with_the_trace(what, monkeypatch):
+    owner, name = STARTS[what]
     model = Model()
     whole = trace(model, input_shape=(6,))
     counted = Interrupts(getattr(owner, name), 0)
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, lambda *args: counted(*args))
         trace(model, input_shape=(6,))
-    assert counted.count > 10
-    for at in range(1, counted.count, counted.count // 10):
+    assert counted.count
+    for at in range(1, counted.count + 1, max(1, counted.count // 10)):
         interrupts = Interrupts(counted.does, at)
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, lambda *args, stop=interrupts: stop(*args))
@@ -58,5 +62,6 @@ def test_modes_end_with_the_trace(where, monkeypatch):
                 trace(model, input_shape=(6,))
         assert torch.is_grad_enabled()
         assert type(torch.empty(2)) is torch.Tensor
+        assert overrides._get_current_function_mode_stack() == []
     again = trace(model, input_shape=(6,))
     assert (again.fingerprint, again.parameters) == (whole.fingerprint, whole.parameters)

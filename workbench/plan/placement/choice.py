@@ -101,10 +101,11 @@ def as_scheme(given: object) -> object:
     Raises:
         PlanError: it is no scheme.
     """
-    if isinstance(given, str) and given in SCHEMES:
-        return given  # without a look at what is installed, which takes milliseconds
-    if isinstance(given, str) and ":" not in given and given not in installed(Scheme.kind):
-        return given  # refused with the layer's name
+    # To look at what is installed takes milliseconds, and plans have many layers.
+    if isinstance(given, str) and (
+        given in SCHEMES or (":" not in given and given not in installed(Scheme.kind))
+    ):
+        return given  # refused with the layer's name, where it is not built in
     try:
         found = named(given, Scheme.kind, SCHEMES)
     except ValueError as error:
