@@ -284,9 +284,8 @@ class Store(Database):
     ) -> tuple[EventRecord, ...]:
         """Returns the newest events after this number, oldest first; of one job, or all."""
         rows = self._rows(
-            "SELECT * FROM events WHERE id > ?1 AND (?2 IS NULL OR job = ?2) "
-            "ORDER BY id DESC LIMIT ?3",
-            (after, job, limit),
+            "SELECT * FROM events WHERE id > ? AND (? IS NULL OR job = ?) ORDER BY id DESC LIMIT ?",
+            (after, job, job, limit),
         )
         return tuple(EventRecord(**dict(row)) for row in reversed(rows))
 
@@ -360,8 +359,8 @@ class Store(Database):
         """Messages that were sent and received so far: of one job, or all."""
         rows = self._rows(
             "SELECT direction, SUM(messages) AS messages, SUM(bytes) AS bytes FROM ledger "
-            "WHERE ?1 IS NULL OR job = ?1 GROUP BY direction",
-            (job,),
+            "WHERE ? IS NULL OR job = ? GROUP BY direction",
+            (job, job),
         )
         found = {row["direction"]: Tally(row["messages"], row["bytes"]) for row in rows}
         return {"sent": found.get("sent", Tally()), "received": found.get("received", Tally())}

@@ -172,7 +172,7 @@ def test_what_does_not_add_up_is_refused(metric, text):
     ("targets", "text"),
     [
         (torch.arange(30), r"Target \d+ is out of bounds.*; it takes .* 0 to 2, and loss="),
-        (torch.rand(30), "expected target dtype to be Long"),
+        (torch.rand(30), "cross-entropy fails .* Long"),
     ],
 )
 def test_cross_entropy_takes_the_numbers_of_classes(targets, text):

@@ -205,9 +205,8 @@ class World:
             yield from link.buffers.values()
 
     def _connect(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        # Every rank creates every group, its own or not. torch's default timeout is half an
-        # hour, and ranks in ascending order need not be in the order of the pieces.
-        process_group = dist.new_group(list(ranks), timeout=self._patience, sort_ranks=False)
+        # Every rank creates every group, its own or not. torch's default timeout is half an hour.
+        process_group = dist.new_group(_in_order(ranks), timeout=self._patience)
         self._process_groups.append(process_group)
         return process_group
 
@@ -221,6 +220,27 @@ class World:
         for link in self._links:
             link.close()
         dist.destroy_process_group()
+
+
+class _Placed(int):
+    """A rank that sorts by its place among the ranks of its group."""
+
+    place: int
+
+    def __lt__(self, other: int) -> bool:
+        return self.place < other.place if isinstance(other, _Placed) else super().__lt__(other)
+
+
+def _in_order(ranks: Iterable[int]) -> list[int]:
+    """Ranks that torch leaves in the order of the pieces.
+
+    It sorts them, which only torch 2.12 and later can be told not to do.
+    """
+    placed = []
+    for place, rank in enumerate(ranks):
+        placed.append(_Placed(rank))
+        placed[-1].place = place
+    return list(placed)
 
 
 def backend_of(devices: Sequence[str]) -> Literal["gloo", "nccl"]:
