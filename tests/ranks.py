@@ -32,10 +32,14 @@ class Ranks:
     When a rank raises, the others are interrupted, and what it raised is raised here; the next
     call works again. Functions travel by name, what they take and return by pickle. Each rank
     has one thread and, where no other tests run beside these, a core of its own.
+
+    Args:
+        client: that of the engines.
+        devices: those that ranks compute on, in turn.
     """
 
-    def __init__(self, client: ipp.Client) -> None:
-        self._numbers = itertools.count()
+    def __init__(self, client: ipp.Client, devices: Sequence[str] = ("cpu",)) -> None:
+        self._numbers, self._devices = itertools.count(), devices
         self._views = [client[engine] for engine in sorted(client.ids)]
         # Ranks meet in a store that none of them hosts, on a port that nobody guesses.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -93,6 +97,7 @@ class Ranks:
                 port,
                 prefix,
                 timeout_s,
+                device=self._devices[rank % len(self._devices)],
                 shared_memory=shared_memory,
                 host=hosts[rank] if hosts else "",
             )
@@ -177,6 +182,11 @@ def _in_a_world(config: RankConfig, function: Callable[..., Any], args: tuple[An
 def _opened(config: RankConfig, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     with World.open(config) as world:
         return function(world, *args)
+
+
+def gpus() -> list[str]:
+    """The GPUs that torch sees."""
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
 def all_ranks(world: World, purpose: str = "world") -> Group:

@@ -1,10 +1,13 @@
 """What the tests of GPUs run on engines."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ranks import all_ranks
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
@@ -16,6 +19,8 @@ from workbench.plan.plan import Plan
 from workbench.train.loop.memory import PeakMeter
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.resharding import under
+
+EVERY, CYCLES = 7, 2_000_000  # a millisecond or so
 
 
 def place(config: RankConfig, experiment: Experiment, *, weights: Path) -> tuple[str, str]:
@@ -71,3 +76,28 @@ def re_cut(config: RankConfig, experiment: Experiment, *, weights: Path) -> set[
         held += [piece for left in state.strategy.in_flight for piece in left.gradients.values()]
         held += [piece for left in state.strategy.in_flight for piece in left.weights.values()]
         return {tensor.device.type for tensor in held}
+
+
+class Slow(TorchDispatchMode):
+    """Some operations on a GPU begin a millisecond late, behind a host that has gone on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        if self.count % EVERY == 0:
+            torch.cuda._sleep(CYCLES)
+        return function(*args, **(kwargs or {}))
+
+
+def slowly(config: RankConfig, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A function of one rank, with slow kernels in between; asserts that there were some."""
+    torch.cuda.set_device(config.device)
+    with Slow() as slow:
+        answer = function(config, *args)
+    assert slow.count > EVERY
+    return answer

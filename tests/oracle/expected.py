@@ -1,5 +1,6 @@
 """What one process computes of a case, in plain torch."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -52,8 +53,8 @@ class Expected:
     def shaken(self, seed: int) -> None:
         """Finds out what rounding does to this case: its inputs move by as much as rounding does.
 
-        A gradient that is zero but for rounding is divided by itself in Adam; what is beside a
-        kink falls to the other side.
+        A gradient that is zero but for rounding is divided by itself in Adam, so gradients move,
+        too; what is beside a kink falls to the other side.
         """
         self.rounded = self._moved("fp64", seed)
 
@@ -107,9 +108,24 @@ class Expected:
             wide = x.double() * (1.0 + SHAKEN[precision] * noise)
             return wide if precision == "fp64" else wide.to(x.dtype)
 
+        def build(parameters: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
+            optimizer = self.task.optimizer(parameters)
+            optimizer.register_step_pre_hook(lambda *_: shake(parameters.values()))
+            return optimizer
+
+        def shake(parameters: Iterable[nn.Parameter]) -> None:
+            """What is zero in one order of summands is not in another."""
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            scale = SHAKEN[precision] * max(map(largest, gradients), default=0.0)
+            for one in gradients:
+                one.add_(scale * torch.randn(one.shape, generator=generator, dtype=torch.float64))
+
         batches = [replace(batch, inputs=moved(batch.inputs)) for batch in self.task.batches]
-        task = self._wide() if precision == "fp64" else self.task
-        return self._trained(self.case.net.build(), replace(task, batches=batches))
+        if precision != "fp64":
+            task = replace(self.task, batches=batches)
+        else:
+            task = replace(self._wide(), batches=batches, optimizer=build)
+        return self._trained(self.case.net.build(), task)
 
     def _trained(self, module: nn.Module, task: Task) -> list[Step]:
         if task.precision == "fp64":

@@ -19,6 +19,7 @@ from tests.oracle.generated import numbered
 from tests.oracle.reducing import reduced
 from tests.oracle.running import Ranks
 from tests.ranks import Ranks as OnRanks
+from tests.ranks import gpus
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _hunt(found: Sequence[tuple[Case, Verdict]], ranks: Ranks, reduce: bool) -> 
 
 
 class Engines(ExitStack):
-    """Engines that are started anew where a case has killed one."""
+    """Engines that are started anew where a case has killed one; on GPUs, where there are any."""
 
     ranks: OnRanks | None = None
 
@@ -97,7 +98,8 @@ class Engines(ExitStack):
         if self.ranks is None or self.ranks.died:
             self.close()
             folder = self.enter_context(tempfile.TemporaryDirectory())
-            self.ranks = OnRanks(self.enter_context(started(Path(folder))))
+            client = self.enter_context(started(Path(folder)))
+            self.ranks = OnRanks(client, gpus() or ("cpu",))
         return self.ranks.seated(*args, **limits)
 
 

@@ -92,7 +92,7 @@ def trained(config: RankConfig, leg: Leg) -> tuple[list[Seen], TrainingOutcome]:
                 model = self.state.model
                 with torch.no_grad():
                     outputs = tuple(
-                        own_rows(model, name, output).clone()
+                        copied(own_rows(model, name, output))
                         for name, output in zip(
                             model.plan.graph.outputs, result.outputs, strict=True
                         )
@@ -102,7 +102,7 @@ def trained(config: RankConfig, leg: Leg) -> tuple[list[Seen], TrainingOutcome]:
                     rows=model.context.rows,
                     outputs=outputs,
                     gradients={
-                        name: None if p.grad is None else p.grad.detach().clone() / scale
+                        name: None if p.grad is None else copied(p.grad) / scale
                         for name, p in model.trainable().items()
                     },
                 )
@@ -118,8 +118,8 @@ def trained(config: RankConfig, leg: Leg) -> tuple[list[Seen], TrainingOutcome]:
             seen.append(
                 Seen(
                     **self.of_step,
-                    pieces={n: p.detach().clone() for n, p in model.pieces().items()},
-                    state={n: t.detach().clone() for n, t in updater.state(wanted).items()},
+                    pieces={n: copied(p) for n, p in model.pieces().items()},
+                    state={n: copied(t) for n, t in updater.state(wanted).items()},
                     loss=row["loss"],
                     evaluation=dict(self.evaluation) if evaluated else None,
                     scale=None
@@ -140,6 +140,11 @@ def trained(config: RankConfig, leg: Leg) -> tuple[list[Seen], TrainingOutcome]:
             emit=lambda row: None,
         )
     return seen, outcome
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """Of its own memory, on the host."""
+    return tensor.detach().cpu().clone()
 
 
 Ranks = Callable[..., list[Any]]

@@ -10,6 +10,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._device import _device_constructors
 
 from workbench.layers.attention import called_again, heads_layout, local_attention
 from workbench.layers.context import BatchContext
@@ -116,6 +117,8 @@ class _Cutting:
 
     def apply(self, reader: Reader, device: torch.device, dtype: torch.dtype | None) -> CutModel:
         layers, flow, rank = self.graph.layers, self.flow, self.rank
+        if device.type != "cpu":
+            self._made_on(device)
         read = [read_pieces(layer, flow, rank, reader, device, dtype) for layer in layers]
         if any(self._has_nothing_of(layer) for layer in layers):
             every = (piece for pieces in read for piece in pieces.values())
@@ -128,10 +131,27 @@ class _Cutting:
             self._place_draws(layer)
             self._connect(layer)
         self._return()
+        if device.type != "cpu":
+            self._called_on(device)
         self.traced.graph.eliminate_dead_code()
         self.traced.graph.lint()
         self.traced.recompile()
         return CutModel(self.traced, self.plan, self.context, self.groups)
+
+    def _made_on(self, device: torch.device) -> None:
+        """Lets what the model makes lie on the device that it computes on, unless it says where."""
+        makers = _device_constructors()
+        for node in self.traced.graph.nodes:
+            if node.op == "call_function" and node.target in makers:
+                if node.kwargs.get("device") is None:
+                    node.update_kwarg("device", device)
+
+    def _called_on(self, device: torch.device) -> None:
+        """The same of what the code of modules makes that were not traced into."""
+        for layer in self.graph.layers:
+            module = self._module(self.nodes[layer.node])
+            if module is not None and layer.kind == "op":
+                make_there(module, device)
 
     def _place(self, layer: Layer, pieces: dict[str, Tensor]) -> None:
         """Puts this rank's part of one layer where the whole layer stood."""
@@ -416,6 +436,17 @@ def _out_of_place(node: torch.fx.Node) -> Any:
     if node.op == "call_method":
         return plain if hasattr(Tensor, plain) else node.target
     return next((getattr(m, plain) for m in (torch, F) if hasattr(m, plain)), node.target)
+
+
+def make_there(module: nn.Module, device: torch.device) -> None:
+    """Lets what a module's own code makes lie on a device, unless it says where."""
+    forward = module.forward
+
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        with device:
+            return forward(*args, **kwargs)
+
+    module.forward = placed
 
 
 def _set_tensor(root: nn.Module, name: str, tensor: Tensor) -> None:

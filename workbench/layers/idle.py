@@ -131,7 +131,9 @@ class LayerDtypes:
         autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         if autocast not in self._known:
             noting = _Noting(self._whole)
-            with self._mode, torch.no_grad():
+            # cuDNN's own LSTM wants values; what it is without has the same types.
+            without = torch.backends.cudnn.flags(enabled=False)
+            with self._mode, torch.no_grad(), without, self._device:
                 noting.run(*(batch.clone() for batch in self._samples))
             self._known[autocast] = noting.found
         return self._known[autocast][node]

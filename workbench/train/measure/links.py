@@ -293,7 +293,10 @@ class _Measuring:
                 flat = x.view(-1)
                 return lambda: start_all_reduce(flat, group, algorithm="backend").wait(), moved
             case _ if op == EXCHANGE:
-                return lambda: _exchange(own.view(-1), group), moved
+                travelling = own.view(-1).to(
+                    self.device if group.link is None else group.link.device
+                )
+                return lambda: _exchange(travelling, group), moved
             case "broadcast":
                 return lambda: start_broadcast(x.view(-1), 0, group).wait(), moved
             case "all_gather":

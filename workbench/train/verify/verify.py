@@ -1,6 +1,7 @@
 """Holds one rank of the split model against what one process computed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,7 +56,7 @@ def compare(
         optimizer held here, for what evaluation gives, and for what a second run leaves.
     """
     whole = WeightsFile(reference)
-    with World.open(config) as world:
+    with World.open(config) as world, _full_precision():
         run = _Run(experiment, world, weights)
         state, found = run.start(), []
         for step in range(experiment.steps):
@@ -72,6 +73,20 @@ def compare(
             del state
             found += _repeated(run, left)
         return found
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Has convolutions on GPUs compute fp32 in fp32.
+
+    cuDNN's default is TF32, whose 10 bits round by more than a split may differ.
+    """
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 @dataclass(frozen=True)
