@@ -57,17 +57,18 @@ def all_reduce(
         CommError: other ranks did not come, or came for something else.
     """
     codec = checked(codec, x, group, residual)
-    name = group.chosen(algorithm, x.nbytes, beside=False, codec=codec)
+    name = group.chosen(algorithm, x, beside=False, codec=codec)
     call, link = group.call("all_reduce", layer, phase), group.link
+    staging = group.staging_on(x.device)
     coding = coding_of(codec, call, residual)
     with call.timed():
         if link is None:
             total = shaped(x.reshape(-1).clone(), x.shape)
-        elif link.staging is not None and (
+        elif staging is not None and (
             name == "hierarchical" or (name == "direct" and coding is None)
         ):
             call.count_two_rounds(x.numel(), x.itemsize, range(group.size))
-            total = shared.all_reduce(x, link.staging, call, call.mark)
+            total = shared.all_reduce(x, staging, call, call.mark)
         else:
             wide = x.dtype if name != "backend" and coding is None else accumulator(x.dtype)
             flat = torch.empty(x.numel(), dtype=wide, device=link.device)
@@ -131,7 +132,7 @@ def start_all_reduce(
     flat = flat.detach()
     codec = checked(codec, flat, group, residual)
     buffer = group.shared(flat)
-    name = group.chosen(algorithm, flat.nbytes, beside=buffer is None, codec=codec)
+    name = group.chosen(algorithm, flat, beside=buffer is None, codec=codec)
     call, link = group.call("all_reduce", layer, "step"), group.link
     if link is None:
         return Pending(call, None)

@@ -54,10 +54,11 @@ def all_gather(
     shape = resized(x.shape, shard.dim, shard.extent)
     owned = lengths(shape, shard.dim, shard.sizes)
     call = group.call("all_gather", layer, phase)
+    staging = group.staging_on(x.device)
     with call.timed():
-        if group.staging is not None:
+        if staging is not None:
             call.count(owned, x.itemsize)
-            return shared.all_gather(x, shard, group.staging, call)
+            return shared.all_gather(x, shard, staging, call)
         flat = x.new_empty(sum(owned))
         cut(flat, owned)[group.rank].view(x.shape).copy_(x)
         _spread(flat, owned, call)
@@ -85,10 +86,11 @@ def reduce_scatter(
     shape = resized(x.shape, shard.dim, shard.sizes[group.rank])
     sent = lengths(x.shape, shard.dim, shard.sizes)
     call = group.call("reduce_scatter", layer, phase)
+    staging = group.staging_on(x.device)
     with call.timed():
-        if group.staging is not None:
+        if staging is not None:
             call.count([sent[group.rank]] * group.size, x.itemsize, adds=True)
-            return shared.reduce_scatter(x, shard, group.staging, call)
+            return shared.reduce_scatter(x, shard, staging, call)
         flat = pack(x, shard.dim, shard.sizes)
         arrived = _swap(flat, sent, [sent[group.rank]] * group.size, call, adds=True)
         if group.size > 1:
@@ -133,10 +135,11 @@ def all_to_all(
     sent = lengths(x.shape, target.dim, sends)
     received = lengths(shape, source.dim, receives)
     call = group.call("all_to_all", layer, phase)
+    staging = group.staging_on(x.device)
     with call.timed():
-        if group.staging is not None:
+        if staging is not None:
             call.count(received, x.itemsize)
-            return shared.all_to_all(x, source, target, group.staging, call)
+            return shared.all_to_all(x, source, target, staging, call)
         flat = _swap(pack(x, target.dim, sends), sent, received, call)
         return unpack(flat, shape, source.dim, receives)
 
@@ -172,10 +175,11 @@ def all_to_all_v(
     if flat.dim() != 1 or len(flat) != sum(sent):
         raise ValueError(f"{group} sends {sum(sent)} elements, got shape {tuple(flat.shape)}")
     call = group.call("all_to_all", layer, phase)
+    staging = group.staging_on(flat.device)
     with call.timed():
-        if group.staging is not None:
+        if staging is not None:
             call.count(received, flat.itemsize)
-            arrived = shared.all_to_all_v(flat, sizes, group.staging, call)
+            arrived = shared.all_to_all_v(flat, sizes, staging, call)
         else:
             arrived = _swap(flat, sent, received, call)
         return cut(arrived, received)
@@ -203,11 +207,12 @@ def broadcast(
             f"the root of a broadcast in {group} must be one of 0..{group.size - 1}, got {root}"
         )
     call = group.call("broadcast", layer, phase)
+    staging = group.staging_on(x.device)
     with call.timed():
-        if group.staging is not None:
+        if staging is not None:
             owned = [x.numel() if rank == root else 0 for rank in range(group.size)]
             call.count(owned, x.itemsize)
-            return shared.broadcast(x, root, group.staging, call)
+            return shared.broadcast(x, root, staging, call)
         flat = x.reshape(-1).clone() if group.rank == root else x.new_empty(x.numel())
         _spread(flat, [len(flat) if rank == root else 0 for rank in range(group.size)], call)
         return shaped(flat, x.shape)

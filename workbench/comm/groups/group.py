@@ -165,14 +165,19 @@ class Group:
         """The memory that the ranks share; None where they do not, or there is but one."""
         return None if self.link is None else self.link.staging
 
+    def staging_on(self, device: torch.device) -> Staging | None:
+        """The same where it is memory of this device."""
+        staging = self.staging
+        return staging if staging is not None and staging.device == device else None
+
     def chosen(
-        self, algorithm: Algorithm, nbytes: int, *, beside: bool, codec: AnyCodec | None = None
+        self, algorithm: Algorithm, x: Tensor, *, beside: bool, codec: AnyCodec | None = None
     ) -> Algorithm:
         """Returns the algorithm that stands for `algorithm` in this group.
 
         Args:
             algorithm: the algorithm that was asked for, perhaps "auto".
-            nbytes: the size of what is summed on each rank, in bytes.
+            x: what is summed, on this rank.
             beside: whether it lies in a rank's own memory, and is summed while the rank computes.
             codec: the codec that it goes through; None: there is none.
 
@@ -182,7 +187,10 @@ class Group:
         hosts = [1] if self.link is None else [len(members) for members in self.link.hosts]
         gloo = self.link is None or self.link.device.type == "cpu"
         backend, named = "gloo" if gloo else "nccl", "" if codec is None else codec.name
-        return chosen(algorithm, hosts, backend, nbytes, beside=beside, codec=named)
+        name = chosen(algorithm, hosts, backend, x.nbytes, beside=beside, codec=named)
+        shared = None if self.link is None else self.link.local
+        elsewhere = shared is not None and shared.device != x.device
+        return "direct" if name == "hierarchical" and elsewhere else name
 
     @property
     def transport(self) -> str:
@@ -190,7 +198,8 @@ class Group:
         if self.link is None:
             return "nothing"
         if self.link.staging is not None:
-            return "shared memory"
+            on_gpu = self.link.staging.memory is not None
+            return "memory of the GPU" if on_gpu else "shared memory"
         if len(self.link.hosts) < self.size:
             return "shared memory within hosts, gloo across"
         return "gloo" if self.link.device.type == "cpu" else "nccl"
@@ -218,7 +227,8 @@ class Group:
         local = None if self.link is None else self.link.local
         if segments is not None:
             local = self.staging
-        if self.link is not None and local is not None and numel > 0:
+        there = local is not None and local.device == like.device
+        if self.link is not None and local is not None and there and numel > 0:
             what = f"a shared buffer of {numel} elements for group {self.name}"
             own = even(numel, local.size) if segments is None else segments
             made = allocate(local, own, like.dtype, what)

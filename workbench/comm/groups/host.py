@@ -6,10 +6,20 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from torch import Tensor
+
 from workbench.comm.algorithms.exchange import HostGroups
 from workbench.comm.groups.watch import PeerWatch
+from workbench.comm.shared_memory.gpu_memory import DeviceMemory
 from workbench.comm.shared_memory.segment import Offer, attach, create, this_host
-from workbench.comm.shared_memory.staging import SEGMENT_BYTES, Futex, Peers, Staging
+from workbench.comm.shared_memory.staging import (
+    SEGMENT_BYTES,
+    SLOT_BYTES,
+    SLOTS,
+    Futex,
+    Peers,
+    Staging,
+)
 
 
 @dataclass(frozen=True)
@@ -22,18 +32,21 @@ class _Note:
         cores: the logical cores on which it may run.
         offers: the segment that it offers to each group; None where it is no member, or had no
             memory.
+        slots: the same for memory of its device, as that offers it; "" where slots lie in the
+            segment.
     """
 
     host: str
     pid: int
     cores: tuple[int, ...]
     offers: tuple[Offer | None, ...]
+    slots: tuple[str, ...]
 
     @classmethod
     def read(cls, text: str) -> "_Note":
         raw = json.loads(text)
         offers = tuple(None if offer is None else Offer(**offer) for offer in raw["offers"])
-        return cls(raw["host"], raw["pid"], tuple(raw["cores"]), offers)
+        return cls(raw["host"], raw["pid"], tuple(raw["cores"]), offers, tuple(raw["slots"]))
 
 
 @dataclass(frozen=True)
@@ -57,16 +70,20 @@ class HostMemory:
         watch: what meets the other ranks, and waits for them.
         wanted: whether to share memory at all.
         name: the name that tells apart hosts that are emulated on one.
+        memory: the memory of this rank's device, where that is what it shares; ranks on another
+            device are then on another host. None: it shares that of the host.
     """
 
-    def __init__(self, watch: PeerWatch, wanted: bool, name: str) -> None:
+    def __init__(
+        self, watch: PeerWatch, wanted: bool, name: str, memory: DeviceMemory | None = None
+    ) -> None:
         self._watch = watch
-        self._name, self._futex = "", Futex()
+        self._name, self._futex, self._memory = "", Futex(), memory
         self._stagings: list[Staging] = []
         self._peers = Peers()
         if wanted:
             try:
-                self._name = f"{this_host()} {name}"
+                self._name = f"{this_host()} {name} {'' if memory is None else memory.name}"
             except OSError:  # not Linux: there gloo is the way
                 self._name = ""
 
@@ -86,11 +103,15 @@ class HostMemory:
         """
         trouble: list[str] = []
         offers = self._offers(groups, trouble)
+        own = [self._slots(offer) for offer in offers]
+        slots = tuple(
+            "" if made is None or self._memory is None else self._memory.offer(made) for made in own
+        )
         try:
-            mine = _Note(self._name, os.getpid(), _cores(), offers)
+            mine = _Note(self._name, os.getpid(), _cores(), offers, slots)
             noted = self._watch.meet(f"{occasion}: memory", json.dumps(asdict(mine)))
             notes = [_Note.read(note) for note in noted]
-            opened = self._opened(groups, notes, trouble)
+            opened = self._opened(groups, notes, own, trouble)
             verdicts = self._watch.meet(occasion, json.dumps([*opened]))
         finally:
             for offer in offers:
@@ -137,8 +158,18 @@ class HostMemory:
             offers.append(offer)
         return tuple(offers)
 
+    def _slots(self, offer: Offer | None) -> Tensor | None:
+        """The memory of the device in which a group finds what this rank stages, if it does."""
+        if offer is None or self._memory is None:
+            return None
+        return self._memory.make(SLOTS * SLOT_BYTES)
+
     def _opened(
-        self, groups: Sequence[tuple[int, ...]], notes: list[_Note], trouble: list[str]
+        self,
+        groups: Sequence[tuple[int, ...]],
+        notes: list[_Note],
+        own: list[Tensor | None],
+        trouble: list[str],
     ) -> dict[int, Staging]:
         together = {
             rank: note.pid for rank, note in enumerate(notes) if note.host == self._name != ""
@@ -155,9 +186,12 @@ class HostMemory:
             present = [offer for offer in offers if offer is not None]
             if len(mates) < 2 or len(present) < len(mates):
                 continue
+            if self._memory is not None and len(mates) < len(ranks):
+                continue  # what goes to other devices goes through the host
             try:
                 segments = [attach(offer) for offer in present]
-            except OSError as error:
+                slots = self._attached(index, mates, notes, own[index])
+            except (OSError, RuntimeError) as error:
                 trouble.append(f"memory of ranks {mates} could not be shared: {error}")
                 continue
             spins = len(cores) >= len(together)
@@ -169,8 +203,20 @@ class HostMemory:
                 self._watch,
                 self._futex,
                 spins,
+                self._memory,
+                slots,
             )
         return opened
+
+    def _attached(
+        self, index: int, mates: tuple[int, ...], notes: list[_Note], own: Tensor | None
+    ) -> list[Tensor] | None:
+        """What each rank of a group has made by `_slots`; None: slots lie in the host's memory."""
+        memory = self._memory
+        if memory is None or own is None:
+            return None
+        others = {rank: notes[rank].slots[index] for rank in mates if rank != self._watch.rank}
+        return [memory.attach(others[rank]) if rank in others else own for rank in mates]
 
 
 def _by_host(ranks: tuple[int, ...], names: Sequence[str], able: set[int]) -> HostGroups:

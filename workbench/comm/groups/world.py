@@ -21,6 +21,7 @@ from workbench.comm.groups.host import HostMemory
 from workbench.comm.groups.record import Recorder
 from workbench.comm.groups.watch import AsyncWork, PeerWatch, Waiters
 from workbench.comm.shared_memory.buffer import SharedBuffer
+from workbench.comm.shared_memory.gpu_memory import memory_of
 from workbench.comm.shared_memory.staging import SEGMENT_BYTES
 from workbench.plan.placement.mesh import RankConfig as RankConfig
 
@@ -70,8 +71,10 @@ class World:
             raise
         self._process_groups = [dist.group.WORLD]
         self._links: list[GroupLink] = []
-        shares = config.shared_memory and self.device.type == "cpu"
-        self._host, self._waiters = HostMemory(self._watch, shares, config.host), Waiters()
+        shares = config.shared_memory and backend == "gloo"
+        memory = memory_of(self.device) if shares else None
+        self._host = HostMemory(self._watch, shares, config.host, memory)
+        self._waiters = Waiters()
 
     @classmethod
     @contextmanager

@@ -15,6 +15,7 @@ synchronisations are from the abstract). Shared memory needs no messages for it.
 """
 
 import os
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple
@@ -26,10 +27,12 @@ from torch import Tensor
 from workbench.comm.algorithms.exchange import AsyncOperation
 from workbench.comm.groups.record import PhaseMark, unheard
 from workbench.comm.pieces import added, blocks
+from workbench.comm.shared_memory.gpu_memory import DeviceMemory
 from workbench.comm.shared_memory.segment import PAGE, MappedMemory, Offer, attach, create, mapped
 from workbench.comm.shared_memory.staging import MASK, SharedCount, Staging
 
 _SUMMED_AT = 64
+_OFFER_BYTES = 1024  # of a device's memory, at most
 
 
 class _Stage(Enum):
@@ -45,7 +48,8 @@ class SharedBuffer:
 
     Args:
         staging: the shared memory in which the ranks of the host meet.
-        maps: the mapped memory of each rank.
+        maps: the mapped memory of each rank, with its counts.
+        data: the memory [bytes] of each rank: its buffer, and behind it its sums.
         segments: the elements of each buffer that each rank adds up, one after another.
         dtype: the type of the elements.
 
@@ -59,6 +63,7 @@ class SharedBuffer:
         self,
         staging: Staging,
         maps: Sequence[MappedMemory],
+        data: Sequence[Tensor],
         segments: Sequence[int],
         dtype: torch.dtype,
     ) -> None:
@@ -66,9 +71,8 @@ class SharedBuffer:
         self.staging, self.nbytes = staging, numel * dtype.itemsize
         self._flats: list[tuple[Tensor, ...]] = []  # of each rank, cut into segments
         self.sums: list[Tensor] = []
-        for memory, segment in zip(maps, segments, strict=True):
-            whole = torch.frombuffer(memory, dtype=torch.uint8)
-            flat, start = whole[PAGE : PAGE + numel * dtype.itemsize], _sums_at(numel, dtype)
+        for whole, segment in zip(data, segments, strict=True):
+            flat, start = whole[: numel * dtype.itemsize], _sums_at(numel, dtype)
             self._flats.append(torch.split_with_sizes(flat.view(dtype), list(segments)))
             self.sums.append(whole[start : start + segment * dtype.itemsize].view(dtype))
         self.held_bytes = self.nbytes + self.sums[staging.rank].nbytes
@@ -110,6 +114,7 @@ class SharedBuffer:
         self._turn, self._stage = (self._turn + 1) & MASK, _Stage.FILLING
         self._cross, self._crossing, self._mark, self._holds = cross, None, mark, holds
         mark("send")
+        self.staging.settle()
         self._filled[self.staging.rank].post(self._turn)
         mark("wait")
 
@@ -123,6 +128,7 @@ class SharedBuffer:
         """
         assert self._stage is _Stage.HELD, "what is handed out was summed before"
         self._what = what
+        self.staging.settle()
         self._summed[self.staging.rank].post(self._turn)
         self._stage = _Stage.SUMMING
 
@@ -146,6 +152,7 @@ class SharedBuffer:
             self._stage = _Stage.HELD if self._holds else _Stage.CROSSING
         if self._stage is _Stage.CROSSING and (self._crossing is None or self._crossing.advance()):
             self._mark("send")
+            self.staging.settle()
             self._summed[self.staging.rank].post(self._turn)
             self._stage = _Stage.SUMMING
             self._mark("wait")
@@ -184,7 +191,8 @@ class SharedBuffer:
     def _add_up(self) -> None:
         rank = self.staging.rank
         total, parts = self.sums[rank], [flat[rank] for flat in self._flats]
-        for block in blocks(total):
+        # What a core's cache holds at a time; a GPU is given all at once.
+        for block in blocks(total) if total.device.type == "cpu" else [slice(None)]:
             added([part[block] for part in parts], total[block])
         if self._holds:  # nobody else reads it there
             parts[rank].copy_(total)
@@ -208,10 +216,12 @@ def allocate(
     Raises:
         CommError: not all ranks came.
     """
+    if staging.memory is not None:
+        return _on_device(staging, staging.memory, segments, dtype, what)
     offer, numel = None, sum(segments)
     with suppress(OSError):
         own = segments[staging.rank] * dtype.itemsize
-        offer = create(_sums_at(numel, dtype) + own, reserved=True)
+        offer = create(PAGE + _sums_at(numel, dtype) + own, reserved=True)
     try:
         mine = astuple(offer) if offer is not None else (0, 0, 0, 0, 0)
         offers = [Offer(*words) for words in staging.exchange(mine, what)]
@@ -227,11 +237,59 @@ def allocate(
     finally:
         if offer is not None:
             os.close(offer.fd)
-    buffer = SharedBuffer(staging, maps, segments, dtype)
+    data = [torch.frombuffer(one, dtype=torch.uint8, offset=PAGE) for one in maps]
+    buffer = SharedBuffer(staging, maps, data, segments, dtype)
     memory.buffer = buffer  # type: ignore[attr-defined]  # lives as long as what the tensor views
     return torch.frombuffer(memory, dtype=dtype, count=numel, offset=PAGE), buffer
 
 
+def _on_device(
+    staging: Staging,
+    memory: DeviceMemory,
+    segments: Sequence[int],
+    dtype: torch.dtype,
+    what: object,
+) -> tuple[Tensor, SharedBuffer] | None:
+    """The same in memory of the device on which all ranks compute; counts are on the host."""
+    numel, rank, offer = sum(segments), staging.rank, None
+    own = memory.make(_sums_at(numel, dtype) + segments[rank] * dtype.itemsize)
+    with suppress(OSError):
+        offer = create(PAGE, reserved=True)
+    try:
+        words = _words(memory.offer(own))
+        mine = astuple(offer) if offer is not None else (0, 0, 0, 0, 0)
+        said = staging.exchange((*mine, *words), what)
+        offers = [Offer(*one[: len(mine)]) for one in said]
+        maps: list[MappedMemory] = []
+        data: list[Tensor] = []
+        if all(one.size for one in offers):
+            with suppress(OSError, RuntimeError):
+                for index, one in enumerate(said):
+                    there = index != rank
+                    text = _text(one[len(mine) :])
+                    data.append(memory.attach(text) if there else memory.alias(own))
+                maps = [attach(one) for one in offers]
+        if not all(opened for (opened,) in staging.exchange((len(maps),), what)):
+            return None
+    finally:
+        if offer is not None:
+            os.close(offer.fd)
+    buffer = SharedBuffer(staging, maps, data, segments, dtype)
+    storage = own.untyped_storage()
+    storage.buffer = buffer  # type: ignore[attr-defined]  # lives as long as this memory
+    return own[: numel * dtype.itemsize].view(dtype), buffer
+
+
+def _words(text: str) -> tuple[int, ...]:
+    """A text as whole numbers, as many for each text."""
+    packed = text.encode().ljust(_OFFER_BYTES)
+    return struct.unpack(f"{_OFFER_BYTES // 8}q", packed)
+
+
+def _text(words: Sequence[int]) -> str:
+    return struct.pack(f"{len(words)}q", *words).decode().rstrip()
+
+
 def _sums_at(numel: int, dtype: torch.dtype) -> int:
-    """Returns at which byte of a rank's memory its sums begin."""
-    return PAGE + -(-numel * dtype.itemsize // 64) * 64
+    """Returns at which byte behind a rank's counts its sums begin."""
+    return -(-numel * dtype.itemsize // 64) * 64

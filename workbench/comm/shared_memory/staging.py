@@ -33,6 +33,7 @@ from workbench.comm.groups.errors import CommError, PeerLost
 from workbench.comm.groups.record import PhaseMark, unheard
 from workbench.comm.groups.watch import TICK, PeerWatch
 from workbench.comm.pieces import cut, even
+from workbench.comm.shared_memory.gpu_memory import DeviceMemory
 from workbench.comm.shared_memory.segment import PAGE, MappedMemory
 
 # The system call's number, by the names that `platform.machine` gives.
@@ -155,6 +156,12 @@ class Staging:
         watch: what waits where it takes long.
         futex: the kernel's calls by which ranks sleep and are woken.
         spins: whether waiting may take a core for a moment: there is one for each rank.
+        memory: the memory of the device on which slots lie; None: they lie in the segments.
+        slots: there, the slots of each rank [SLOTS * SLOT_BYTES].
+
+    Attributes:
+        memory: as it was given.
+        device: the device on which slots lie.
     """
 
     def __init__(
@@ -166,7 +173,11 @@ class Staging:
         watch: PeerWatch,
         futex: Futex,
         spins: bool,
+        memory: DeviceMemory | None = None,
+        slots: Sequence[Tensor] | None = None,
     ) -> None:
+        self.memory = memory
+        self.device = torch.device("cpu") if memory is None else memory.device
         self.ranks, self.rank, self.size = ranks, rank, len(ranks)
         self.futex = futex
         self._peers, self._watch = peers, watch
@@ -179,9 +190,10 @@ class Staging:
             for slot in range(SLOTS)
         ]
         self._sign = 0
-        whole = [torch.frombuffer(segment, dtype=torch.uint8) for segment in segments]
+        if slots is None:
+            slots = [torch.frombuffer(one, dtype=torch.uint8, offset=PAGE) for one in segments]
         self._slots = [
-            [flat[PAGE + slot * SLOT_BYTES : PAGE + (slot + 1) * SLOT_BYTES] for flat in whole]
+            [flat[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES] for flat in slots]
             for slot in range(SLOTS)
         ]
         self._round = 0
@@ -230,6 +242,11 @@ class Staging:
             self._cuts[dtype, length] = cuts
         return cuts[(self._round + 1 - ago) % SLOTS]
 
+    def settle(self) -> None:
+        """Returns when this rank has read and written what it was to, before it says so."""
+        if self.memory is not None:
+            self.memory.settle()
+
     def begin(self, what: object, size: int) -> None:
         """Says what the next rounds are for; ranks that come for something else are told apart.
 
@@ -256,6 +273,7 @@ class Staging:
         self._round = (stale + 1) % TURN
         signs = self._signs[self._round % SLOTS]
         signs[self.rank].value = self._sign
+        self.settle()
         self._came[self.rank].post(self._round)
         for index, came, cell in self._others:
             # A rank can be one round ahead but never more than one behind.
