@@ -90,6 +90,7 @@ def _filters(graph: Graph) -> Plan:
 
 
 PLANS: Mapping[str, Callable[[Graph], Plan]] = {
+    "alone": lambda graph: Plan.data_parallel(graph, 1),
     "data parallel, 4": _data_parallel,
     "data parallel, 2": _pair,
     "data parallel, 2, synchronized": _synchronized,
@@ -210,18 +211,36 @@ METERED: tuple[_Row, ...] = (
 )
 
 
+_AT_224 = " at 224"
+_LARGE = ("vgg11", "resnet50", "vit_b_16")
+_HALF: dict[str, object] = dict(precision="bf16")
+
+LARGE: tuple[_Row, ...] = tuple(
+    (f"{model}{_AT_224}", plan, (), dict(batch_size=32 * ranks, **fields))
+    for model in _LARGE
+    for plan, ranks, fields in (
+        ("alone", 1, {}),
+        ("alone", 1, _HALF),
+        ("data parallel, 2", 2, {}),
+        ("hybrid, 2", 2, {}),
+        ("hybrid, 2", 2, _HALF),
+    )
+)
+"""Models at the size that they were made for, 32 images a rank: for GPUs, or whoever has time."""
+
+
 def quick() -> Iterator[Case]:
     """A tiny VGG under two plans."""
     return (_case(row, timed=True) for row in QUICK)
 
 
 def every(named: str = "") -> Iterator[Case]:
-    """All cases; the timed ones of one model follow each other.
+    """All cases; the timed ones of one model follow each other. Large ones only if they are named.
 
     Args:
         named: a part of the names of their model and plan: "resnet18", or "resnet18, hybrid".
     """
-    for rows, timed in ((TIMED, True), (METERED, False)):
+    for rows, timed in ((TIMED, True), (METERED, False), (LARGE if named else (), True)):
         yield from (_case(row, timed=timed) for row in rows if named in f"{row[0]}, {row[1]}")
 
 
@@ -231,7 +250,7 @@ def _case(row: _Row, *, timed: bool) -> Case:
     plan = PLANS[name](graph).with_recompute(*recomputed)
     experiment = Experiment(
         plan=plan,
-        data=Synthetic(samples=512),
+        data=Synthetic(samples=512, classes=graph.num_classes or 10),
         batch_size=ROWS * plan.world_size,
         optimizer=MOMENTUM,
         steps=STEPS,
@@ -244,7 +263,7 @@ def _words(recomputed: tuple[str, ...], experiment: Experiment) -> Iterator[str]
     sync = experiment.sync
     if recomputed:
         yield f"{' '.join(recomputed)} recomputed"
-    if experiment.batch_size == _DOUBLE:
+    if experiment.batch_size == _DOUBLE and experiment.plan.world_size == ENGINES:
         yield "twice the batch"
     if experiment.accumulate > 1:
         yield f"{experiment.accumulate} micro-batches"
@@ -272,5 +291,7 @@ def _model(name: str) -> tuple[Graph, nn.Module | None]:
     if name in WIDTHS:
         module = SmallVGG(WIDTHS[name])
         return trace(module, input_shape=INPUT_SHAPE), module
+    if name.endswith(_AT_224):
+        return trace(name.removesuffix(_AT_224), input_shape=(3, 224, 224), num_classes=1000), None
     side = SIZES.get(name, 32)
     return trace(name, input_shape=(3, side, side), num_classes=10), None

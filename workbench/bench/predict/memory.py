@@ -14,6 +14,7 @@ from workbench.predict.prediction import Prediction, predict
 
 MIB = 2**20
 _TASK = "workbench.train.measure.workspaces:workspaces"
+_DEVICES_S = 2.0
 # Its speeds do not matter here.
 _ON_ONE_HOST = Machine.preset("cpu-10gbe").replace(ranks_per_host=None, across=None)
 
@@ -28,6 +29,7 @@ class KernelMachines:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._known: dict[int, Machine] = {}
+        self._bare: Machine | None = None
 
     def of(self, experiment: Experiment) -> Machine:
         """The machine for an experiment, measured unless it is known.
@@ -36,13 +38,24 @@ class KernelMachines:
             RunError: a rank failed.
         """
         world = experiment.plan.world_size
-        machine, rows = self._known.get(world, _ON_ONE_HOST), _most_rows(experiment)
+        machine, rows = self._known.get(world) or self._devices(), _most_rows(experiment)
         if unmeasured(machine.devices, experiment, (rows,)):
             with lent(self._cluster, experiment.plan, "a calibration") as lease:
                 found = lease.call(_TASK, experiment, {"rows": (rows,)})
             machine = machine.replace(devices=with_workspaces(machine.devices, found))
             self._known[world] = machine
         return machine
+
+    def _devices(self) -> Machine:
+        """The machine before its kernels are measured; of GPUs it matters what libraries keep."""
+        if self._bare is None:
+            on_gpus = any(device.kind == "cuda" for device in self._cluster.devices)
+            self._bare = (
+                self._cluster.calibrate(within_s=_DEVICES_S, keep=False)
+                if on_gpus
+                else _ON_ONE_HOST
+            )
+        return self._bare
 
 
 def _most_rows(experiment: Experiment) -> int:

@@ -154,6 +154,8 @@ def _device(own: DeviceMeasured, place: Place, places: Sequence[Place]) -> Devic
         recomputed_s=own.recomputed_s,
         update_s_per_byte=own.update_s_per_byte,
         coding_s_per_byte=own.coding_s_per_byte,
+        sharers=1 if cpu else sharers,
+        library_bytes=own.library_bytes,
         source="measured, all ranks at once",
     )
 

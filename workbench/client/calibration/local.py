@@ -23,6 +23,7 @@ from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.store.cluster_spec import EngineDevice
 from workbench.train.measure.device import DTYPES, SIDE
+from workbench.train.measure.kept import library_bytes
 from workbench.train.measure.repeating import finish
 from workbench.train.measure.workspaces import workspaces_of
 
@@ -95,6 +96,8 @@ def _device(place: EngineDevice, device: torch.device, engines: int) -> Device:
         bandwidth=_bandwidth(device),
         flops=flops,
         call_s=_seconds(lambda: [small.relu() for _ in range(_CALLS)], device) / _CALLS,
+        sharers=1 if cpu else sharers,
+        library_bytes=library_bytes(device),
         source="measured by one process alone",
     )
 

@@ -43,6 +43,10 @@ class Device(MachineValue):
     """The times of layers that were measured on it."""
     workspaces: tuple[Workspace, ...] = ()
     """What kernels of layers take beside their tensors, as measured on it."""
+    sharers: int = Field(default=1, ge=1)
+    """The ranks that compute on it, where it is a GPU."""
+    library_bytes: int = Field(default=0, ge=0)
+    """The bytes that libraries keep there once they have computed, such as cuBLAS."""
     source: str = ""
     """The origin of the figures."""
 

@@ -11,7 +11,8 @@ Source: `torch.autograd`'s AccumulateGrad; the workbench's GradientSum and Linea
 
 Memory that reductions of gradients need while they run beside the backward pass:
 
-Buckets in memory that ranks share are reduced in place, and need none. Elsewhere a rank needs
+Buckets in memory that ranks share are reduced in place, and need none; nor do those that nccl sums
+by its own algorithm, whose buffers torch's allocator does not see. Elsewhere a rank needs
 memory for what it receives, in segments of n/k elements of a bucket of n elements over k ranks:
 
     direct               k - 1 segments; with a fused update, of the part that each rank updates
@@ -60,11 +61,14 @@ class ReductionBuffers:
     Args:
         program: the program whose experiment reduces gradients.
         timeline: the timeline that tensors are written to.
+        own_gpus: whether each rank has a GPU of its own.
     """
 
-    def __init__(self, program: Program, timeline: MemoryTimeline) -> None:
+    def __init__(
+        self, program: Program, timeline: MemoryTimeline, *, own_gpus: bool = False
+    ) -> None:
         self.program, self.timeline = program, timeline
-        self._needed = not _lies_there(program)
+        self._needed = not _lies_there(program, own_gpus)
         self._known: dict[tuple[int, int, str], Counts] = {}
         self._under_way: list[int] = []
 
@@ -191,13 +195,13 @@ class Gradients:
 _FP32 = 4
 
 
-def _lies_there(program: Program) -> bool:
+def _lies_there(program: Program, own_gpus: bool) -> bool:
     """Whether all buckets are reduced in place."""
     sync = program.experiment.sync
     algorithm, codec = sync.summing
     if isinstance(sync, ParameterServer):
         return False
-    one = len(program.hosts.ranks) == 1
+    one = len(program.hosts.ranks) == 1 or (own_gpus and algorithm == "auto")  # nccl's own
     alike = one and algorithm in ("auto", "hierarchical") and codec is None
     return alike or sync.timing.of_weights
 

@@ -4,10 +4,14 @@
     optimizer   what it remembers of updated parameters: SGD nothing, with momentum one copy, Adam
                 two and a count of steps; averaged weights, if there are any; and what a strategy
                 of one's own remembers
+    libraries   what cuBLAS keeps on a GPU, where the machine has measured it
     staging     memory for conversions and reductions between ranks of one host
     sums        of gradient buckets, which ranks of one host share
     in flight   gradients of earlier steps, which will be used in later ones, and their sums
     codec       what error feedback remembers of every gradient that is encoded
+
+Ranks with GPUs of their own share no memory, and what nccl needs torch's allocator does not see.
+Ranks on one GPU share its memory as those on one host share that.
 
 A rank's staging is three slots of 2 MiB, and a page, for each group in which other ranks are on its
 host. A bucket's sum is an n-th of it, where n ranks share it. (Buckets themselves hold the

@@ -88,10 +88,12 @@ class _Step:
             program = reduced(program.experiment, standing)
         self.program, self.pieces = program, program.pieces
         self.timeline = MemoryTimeline(world, standing)
-        self.arriving = ReductionBuffers(self.whole, self.timeline)
-        self.gradients = Gradients(program, self.timeline, self.arriving)
         ranks = range(world) if standing is None else standing.ranks.tolist()
         self.workspaces = Workspaces(machine, ranks, program.experiment.precision)
+        self.arriving = ReductionBuffers(
+            self.whole, self.timeline, own_gpus=self.workspaces.own_gpus
+        )
+        self.gradients = Gradients(program, self.timeline, self.arriving)
         self._passes: dict[Rows, PassMemory] = {}
         self._tapes: dict[Pass, Tape] = {}
         self._grads: dict[Pass, dict[Value, int]] = {}
@@ -125,8 +127,10 @@ class _Step:
         timeline.reside("in_flight", flying_bytes(self.program))
         timeline.reside("codec", residual_bytes(self.program))
         timeline.reside("gradients", self.gradients.resident())
-        timeline.reside("buckets", {"sums of gradients": sums_bytes(whole, whole.buckets)})
-        timeline.reside("staging", {"staging": staging_bytes(whole)})
+        timeline.reside("workspace", {"libraries": self.workspaces.kept})
+        if not self.workspaces.own_gpus:
+            timeline.reside("buckets", {"sums of gradients": sums_bytes(whole, whole.buckets)})
+            timeline.reside("staging", {"staging": staging_bytes(whole)})
         self.gradients.left_by_last_step()
 
     def _of_optimizer(self) -> Mapping[str, Counts]:

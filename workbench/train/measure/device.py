@@ -20,6 +20,7 @@ from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.codec import Codec, CodecName
 from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment, Optimizer
+from workbench.train.measure.kept import library_bytes
 from workbench.train.measure.repeating import Repetition, Until, estimate, finish, slowest
 from workbench.train.strategies.remembered import build_optimizer
 
@@ -52,6 +53,7 @@ class DeviceMeasured:
             kind.
         coding_s_per_byte: the seconds of encoding and decoding for each byte of a tensor, by the
             codec's name.
+        library_bytes: the bytes that libraries keep for themselves once they have computed.
     """
 
     bandwidth: float
@@ -60,6 +62,7 @@ class DeviceMeasured:
     recomputed_s: float
     update_s_per_byte: dict[str, float]
     coding_s_per_byte: dict[str, float]
+    library_bytes: int = 0
 
 
 def device(config: RankConfig, experiment: Experiment, *, within_s: float) -> DeviceMeasured:
@@ -97,6 +100,7 @@ def device(config: RankConfig, experiment: Experiment, *, within_s: float) -> De
             max(0.0, again_s - plain_s - forward_s) / (_BLOCKS * _OF_BLOCK),
             {kind: seconds / _UPDATED_BYTES for kind, seconds in updates.items()},
             {name: seconds / _CODED_BYTES for name, seconds in codings.items()},
+            library_bytes(world.device),
         )
 
 
