@@ -2,7 +2,8 @@
 
 Each part is a command of its own, with a limit of time; a part that fails or takes too long leaves
 the others alone, and a benchmark keeps what it has found. `--dry` runs those that do without a GPU,
-on this machine's cores, to see that they work before there is one, and names the rest.
+some of them shorter, on this machine's cores, to see that they work before there is one, and names
+the rest. `python env/gpu.py` does the same with another Python than that of .venv.
 
     FOLDER/gpu.md      the table, with device and versions, for the documentation
     FOLDER/gpu.json    the same, with the figures of each benchmark
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,9 @@ INTO = ROOT / "build" / "gpu"
 PYTHON = sys.executable
 BENCH = (PYTHON, "-m", "workbench.bench")
 ENDED_WITHIN_S = 30.0
-TOTAL_S = 600.0  # of all parts
-SHOWN = 4  # figures of a benchmark in the table
+TOTAL_S = 600  # of all parts
+LEAST_S = 1.0  # for a part to begin
+SHOWN = 6  # figures of a benchmark in the table
 GPUS = """
 import torch
 for index in range(torch.cuda.device_count()):
@@ -56,6 +59,8 @@ class Part:
         command: what is run, in the checkout.
         limit_s: the seconds that it may take, of those that are left to all.
         needs_gpu: whether it is left out of a dry run.
+        dry: what is run there instead of the command; none: the same.
+        shows: the pattern of the figures that are in the table.
         bench: whether it is a benchmark, which writes its figures.
     """
 
@@ -64,16 +69,30 @@ class Part:
     limit_s: float
     needs_gpu: bool = False
     bench: bool = False
+    dry: tuple[str, ...] = ()
+    shows: str = "*"
 
 
+# Several files at once: most of what takes long waits for engines to start. A plugin that measures
+# warns that it cannot then, and a warning is an error.
+SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile")
+PYTEST = (PYTHON, "-m", "pytest", "-q", "-p", "no:benchmark", *SIDE_BY_SIDE, "tests/gpu")
+MEMORY = (*BENCH, "predict", "--only", "memory")
+SPLITBRAIN = (*BENCH, "splitbrain", "--only", "ddp")
+SUMS = (*BENCH, "collectives", "--only", "sizes")
+AT_224 = ("--cases", "at 224")
+ALONE = ("--cases", "at 224, alone")
+MINUTE = ("--budget", "1")
 PARTS = (
     Part("device", (PYTHON, "-c", GPUS), 60, needs_gpu=True),
-    Part("tests", (PYTHON, "-m", "pytest", "-q", "tests/gpu"), 180, needs_gpu=True),
+    Part("tests", PYTEST, 200, needs_gpu=True),
     Part("tests load", (PYTHON, "-m", "pytest", "-q", "--collect-only", "tests/gpu"), 60),
+    Part("memory", (*MEMORY, *AT_224), 120, bench=True, dry=(*MEMORY, "--quick")),
+    Part("splitbrain", (*SPLITBRAIN, *MINUTE), 120, bench=True, dry=(*SPLITBRAIN, "--quick")),
+    Part("sums", (*SUMS, *MINUTE), 90, bench=True, dry=(*SUMS, "--quick"), shows="bucket_*"),
+    Part("times", (*BENCH, "predict", *ALONE), 150, bench=True, needs_gpu=True),
     Part("calibration", (PYTHON, "-c", CALIBRATION), 120),
     Part("exactness", (*BENCH, "exactness", "--quick"), 180, bench=True),
-    Part("memory", (*BENCH, "predict", "--quick", "--only", "memory"), 120, bench=True),
-    Part("splitbrain", (*BENCH, "splitbrain", "--budget", "2", "--only", "ddp"), 240, bench=True),
 )
 
 
@@ -100,13 +119,14 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     """Runs the parts, and writes the table after each."""
     parser = argparse.ArgumentParser(prog="env/gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--dry", action="store_true", help="only what does without a GPU")
+    parser.add_argument("--within", type=int, default=TOTAL_S, metavar="SECONDS", help="of all")
     parser.add_argument("--into", type=Path, default=INTO, metavar="FOLDER", help=f"else {INTO}")
     options = parser.parse_args(arguments)
     folder: Path = options.into.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     left_out = [part.name for part in parts if part.needs_gpu and options.dry]
     found: list[Outcome] = []
-    end = time.monotonic() + TOTAL_S
+    end = time.monotonic() + options.within
     for part in parts:
         if part.name not in left_out:
             limit_s = min(part.limit_s, max(end - time.monotonic() - ENDED_WITHIN_S, 0.0))
@@ -120,9 +140,12 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
 
 def run(part: Part, folder: Path, limit_s: float, *, dry: bool) -> Outcome:
     """Runs one part; in a dry run, as if there were no GPU."""
+    if limit_s < LEAST_S:
+        return Outcome(part, 0.0, "no time was left")
     path, figures = folder / f"{part.name.replace(' ', '-')}.log", folder / f"{part.name}.json"
     figures.unlink(missing_ok=True)
-    command = [*part.command, *(["--json", str(figures)] if part.bench else [])]
+    command = [*((dry and part.dry) or part.command)]
+    command += ["--json", str(figures)] if part.bench else []
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     if dry:
         environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -166,12 +189,18 @@ def table(found: Sequence[Outcome], left_out: Sequence[str]) -> Iterator[str]:
     for one in found:
         shown = [
             f"`{name}` {value['median']:.3g} ({value['min']:.3g} .. {value['max']:.3g})"
-            for name, value in list(one.figures.items())[:SHOWN]
+            for name, value in shown_of(one)
         ]
         words = ", ".join(shown) or one.last.replace("|", "/")
         yield f"| {one.part.name} | {one.seconds:.0f} | {one.said} | {words} |"
     if left_out:
         yield from ("", f"Not run, since they need a GPU: {', '.join(left_out)}.")
+
+
+def shown_of(one: Outcome) -> list[tuple[str, Mapping[str, float]]]:
+    """The first figures of a part that its pattern names."""
+    named = [pair for pair in one.figures.items() if fnmatch(pair[0], one.part.shows)]
+    return named[:SHOWN]
 
 
 def _content(found: Sequence[Outcome], left_out: Sequence[str]) -> dict[str, Any]:

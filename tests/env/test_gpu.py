@@ -49,3 +49,14 @@ def test_a_dry_run_has_no_gpu_and_names_what_needs_one(tmp_path):
     assert "ran" not in table
     assert table.endswith("Not run, since they need a GPU: tests.\n")
     assert "Not run" not in table_of(tmp_path, *parts)
+
+
+def test_a_part_may_be_shorter_in_a_dry_run(tmp_path):
+    one = part("bench", "print('long')", dry=(sys.executable, "-c", "print('short')"))
+    assert "| ok | short |\n" in table_of(tmp_path, one, options=["--dry"])
+    assert "| ok | long |\n" in table_of(tmp_path, one)
+
+
+def test_what_has_no_time_left_is_not_begun(tmp_path):
+    table = table_of(tmp_path, part("late", "print('ran')"), options=["--within", "30"], status=1)
+    assert "| late | 0 | no time was left |  |\n" in table

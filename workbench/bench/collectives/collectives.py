@@ -9,7 +9,8 @@
     halving_doubling    the same by that algorithm, and by one of your own (--algorithm)
 
 Four engines of one thread each, all in one run, interleaved: in every round each system takes its
-turn at each size. A round's figure is a ratio of two times of that round.
+turn at each size. A round's figure is a ratio of two times of that round. Where there is one GPU,
+they share it, and sum tensors there: the workbench in its memory, gloo through the host.
 
 Then the same on links that are slow or late, where synchronisations count (`links.py`).
 
@@ -149,22 +150,24 @@ def measure(
         group = world.groups([spec])[spec]
         found: Seconds = {}
         for size, times in turns.items():
-            systems = _systems(group, size // 4, own)
+            systems = _systems(group, size // 4, own, world.device)
             found[size] = {name: [] for name in systems}
             for index in range(-1, rounds):
                 for name in systems:
-                    seconds = timed(systems[name], times, group)
+                    seconds = timed(systems[name], times, group, world.device)
                     if index >= 0:  # the first round warms up
                         found[size][name].append(seconds)
         return found, group.transport
 
 
-def _systems(group: Group, numel: int, own: Sequence[str]) -> dict[str, Callable[[], object]]:
+def _systems(
+    group: Group, numel: int, own: Sequence[str], device: torch.device
+) -> dict[str, Callable[[], object]]:
     assert group.link is not None
     apart = tuple((rank,) for rank in range(group.size))
     link = replace(group.link, hosts=apart, local=None)
     gloo = Group("over gloo", group.ranks, group.rank, group.recorder, link)
-    x = torch.zeros(numel)  # sums of zeros stay small, however often they are taken
+    x = torch.zeros(numel, device=device)  # sums of zeros stay small, however often they are taken
     flat = group.buffer(numel, x)
     algorithms = [
         cast(Algorithm, extension_named(name, "algorithms", NAMED)) for name in (*NAMED, *own)

@@ -17,10 +17,12 @@ from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.predict.closed_form import Measurement
 from workbench.train.loop.state import everyone, group_specs_of
+from workbench.train.measure.repeating import finish
 
 KIB, MIB = 2**10, 2**20
 ADDED = MIB  # elements
 ADDITIONS = 8
+HOST = torch.device("cpu")
 
 Seconds = dict[int, dict[str, list[float]]]
 """The seconds of each round, for each size in bytes and system."""
@@ -38,13 +40,17 @@ def experiment_of(engines: int) -> Experiment:
     )
 
 
-def timed(system: Callable[[], object], times: int, group: Group) -> float:
+def timed(
+    system: Callable[[], object], times: int, group: Group, device: torch.device = HOST
+) -> float:
     """Seconds of one of `times` calls on the slowest rank; all ranks start together."""
     each = Shard(0, (1,) * group.size)
+    finish(device)
     all_gather(torch.zeros(1), each, group)
     began = time.perf_counter()
     for _ in range(times):
         system()
+    finish(device)
     seconds = torch.tensor([(time.perf_counter() - began) / times])
     return float(all_gather(seconds, each, group).max())
 

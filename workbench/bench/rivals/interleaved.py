@@ -19,6 +19,7 @@ from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan
 from workbench.train.loop.memory import PeakMeter
 from workbench.train.loop.state import everyone, group_specs_of
+from workbench.train.measure.repeating import finish
 
 WARM_UP = 2
 
@@ -64,7 +65,7 @@ def measure(
     """
     with PeakMeter(torch.device(config.device)) as meter, World.open(config) as world:
         groups = world.groups(group_specs_of(experiment.plan))
-        bench = _Bench(meter, everyone(groups, experiment.plan))
+        bench = _Bench(meter, everyone(groups, experiment.plan), world.device)
 
         def build_ours() -> list[Side]:
             side = workbench_side(experiment, world, groups, weights)
@@ -107,7 +108,7 @@ def measure_plans(
     graph = experiment.plan.graph
     with PeakMeter(torch.device(config.device)) as meter, World.open(config) as world:
         everybody = everyone(world.groups(group_specs_of(experiment.plan)), experiment.plan)
-        bench, sides = _Bench(meter, everybody), list[Side]()
+        bench, sides = _Bench(meter, everybody, world.device), list[Side]()
         for number, text in enumerate(plans):
             own = experiment.replace(plan=Plan.from_toml(text, graph))
             groups = world.groups(group_specs_of(own.plan))
@@ -126,8 +127,8 @@ def _named_side(
 
 
 class _Bench:
-    def __init__(self, meter: PeakMeter, group: Group) -> None:
-        self.meter, self.group, self.found = meter, group, Measured()
+    def __init__(self, meter: PeakMeter, group: Group, device: torch.device) -> None:
+        self.meter, self.group, self.device, self.found = meter, group, device, Measured()
 
     def built(self, build: Callable[[], Iterable[Side]]) -> list[Side]:
         """Builds systems and warms them up, measuring the memory that they add."""
@@ -159,6 +160,7 @@ class _Bench:
             try:
                 for index in steps:
                     self.found.losses[side.name] = side.step(index)
+                finish(self.device)
             finally:
                 back()
         return self._slowest(time.perf_counter() - began) / len(steps)

@@ -31,7 +31,7 @@ def language_model(module: nn.Module, ranks: int, *, sequence: bool) -> nn.Modul
         ranks: the number of ranks.
         sequence: whether norms read some tokens of each sequence.
     """
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = init_device_mesh(next(module.parameters()).device.type, (ranks,))
     between = _TOKENS if sequence else Replicate()
     styles: dict[str, ParallelStyle] = {
         "table": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),

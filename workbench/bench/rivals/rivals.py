@@ -53,7 +53,7 @@ from workbench.comm.groups.world import World
 from workbench.layers.cut_model import RankGroups
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import apportion
-from workbench.train.data.feed import rows_of_step
+from workbench.train.data.feed import moved, rows_of_step
 from workbench.train.data.opening import open_for
 from workbench.train.loop.loop import agree
 from workbench.train.loop.state import RankState
@@ -100,7 +100,7 @@ class Trainer:
 
     Args:
         experiment: the experiment to run.
-        model: the model, whole or in the wrapper of a rival.
+        model: the model, whole or in the wrapper of a rival, on the device that it computes on.
         optimizer: the optimizer of its parameters.
         start, count: the first of this rank's rows in a batch, and their number.
     """
@@ -117,13 +117,15 @@ class Trainer:
         self.experiment, self.model, self.optimizer = experiment, model, optimizer
         self.start, self.count = start, count
         self.data = open_for(graph, experiment.data, "train")
+        self.device = next(parameter.device for parameter in model.parameters())
 
     def step(self, index: int) -> float:
         """Runs one step; returns the mean loss of these rows."""
         experiment = self.experiment
         order = rows_of_step(len(self.data), experiment.batch_size, experiment.seed, index)
-        inputs, labels = self.data.batch(order[self.start : self.start + self.count])
-        scores = self.model(inputs)
+        batch = self.data.batch(order[self.start : self.start + self.count])
+        inputs, labels = moved(batch, self.device, torch.float32)
+        scores = self.model(*inputs)
         loss: Tensor = F.cross_entropy(scores.flatten(0, -2), labels.flatten())
         self.learn(loss)
         return loss.item()
@@ -171,7 +173,7 @@ def build_rival(name: str, experiment: Experiment, world: World, weights: Path) 
     Raises:
         ValueError: there is no rival of this name.
     """
-    module = whole_model(experiment.plan.graph, weights, torch.float32)
+    module = whole_model(experiment.plan.graph, weights, torch.float32).to(world.device)
     match name.split():
         case ["ddp", mib]:
             return [_ddp(experiment, world, module, float(mib))]
@@ -213,7 +215,7 @@ def _ddp_fp16(experiment: Experiment, world: World, module: nn.Module, mib: floa
 
 
 def _fsdp(experiment: Experiment, world: World, module: nn.Module, when: str) -> Side:
-    mesh, again = init_device_mesh("cpu", (world.size,)), when == "reshard"
+    mesh, again = init_device_mesh(world.device.type, (world.size,)), when == "reshard"
     for linear in [m for m in module.modules() if isinstance(m, nn.Linear)]:
         fully_shard(linear, mesh=mesh, reshard_after_forward=again)
     fully_shard(module, mesh=mesh, reshard_after_forward=again)
@@ -222,7 +224,8 @@ def _fsdp(experiment: Experiment, world: World, module: nn.Module, when: str) ->
 
 
 def _tensor_parallel(experiment: Experiment, world: World, module: nn.Module, k: int) -> Side:
-    mesh = init_device_mesh("cpu", (world.size // k, k), mesh_dim_names=("data", "tensor"))
+    sizes, names = (world.size // k, k), ("data", "tensor")
+    mesh = init_device_mesh(world.device.type, sizes, mesh_dim_names=names)
     styles: dict[str, ParallelStyle] = {
         name: ColwiseParallel() if choice.scheme == "shard_out" else RowwiseParallel()
         for name, choice in experiment.plan.layers.items()
