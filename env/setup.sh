@@ -10,6 +10,7 @@ pythons="3.11 3.12 3.13 3.14" # those for which every pinned package has a wheel
 wheels=''       # the folder that env/offline made, where it is installed from that alone
 venv_options='' # of python -m venv
 gib=''          # of disk for an installation
+constraints=env/constraints.txt
 unbundled='npm could not get|esbuild could not|bundling the widgets needs' # as env/bundle.py says it
 
 say() { printf '%s\n' "$*" >&2; }
@@ -52,7 +53,7 @@ up_to_date() {
 # survives a move.
 wanted() {
     {
-        for file in pyproject.toml env/constraints.txt env/bundle.py workbench/widgets/.npmrc \
+        for file in pyproject.toml "$constraints" env/bundle.py workbench/widgets/.npmrc \
             workbench/widgets/*.json workbench/widgets/*.js workbench/widgets/*.css \
             workbench/widgets/*/*.js workbench/widgets/*/*.css; do
             case $file in workbench/widgets/bundle/*) continue ;; esac # made from the others
@@ -92,7 +93,7 @@ install() {
 pip_install() {
     into=$1
     if [ -z "$wheels" ]; then
-        set -- --constraint env/constraints.txt --editable '.[test]'
+        set -- --constraint "$constraints" --editable '.[test]'
     else
         export PIP_CONFIG_FILE=/dev/null
         set -- --isolated --no-index --find-links "$wheels" \

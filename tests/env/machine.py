@@ -37,7 +37,7 @@ class Machine:
         self.log = folder / "calls"
         for name in ("env", "notebooks", "workbench/widgets"):
             (self.checkout / name).mkdir(parents=True)
-        for name in ("lab", "test", "setup.sh", "bundle.py", "constraints.txt"):
+        for name in ("lab", "test", "matrix", "setup.sh", "bundle.py", "constraints.txt"):
             shutil.copy(ROOT / "env" / name, self.checkout / "env")
         for name in ("pyproject.toml", "workbench/widgets/a.js", "notebooks/00-first.ipynb"):
             (self.checkout / name).write_text(name)

@@ -245,3 +245,32 @@ def test_pip_s_failures_are_explained(machine, pip_says, explained):
 
 def test_killed_for_memory(machine):
     assert "memory ran out" in fails(machine, PIP_EXITS="137")
+
+
+def test_other_versions_have_environments_of_their_own(machine):
+    machine.python("python3.12", "3.12")
+    machine.python("python3.13", "3.13")
+    pins = machine.checkout / "env" / "constraints.txt"
+    pins.write_text("numpy==2.4.6\ntorch==2.13.0\ntorchvision==0.28.0\n")
+    status, printed, said = machine.start("matrix", "3.12:2.11", "3.13:2.12", "--", "tests/plan")
+    assert (status, "Python 3.13, torch 2.12" in said) == (0, True), said
+    assert printed.splitlines()[2:] == [
+        "| 3.12 | 2.11 | <tests/plan> |",
+        "| 3.13 | 2.12 | <tests/plan> |",
+    ]
+    into = machine.checkout / "build" / "matrix"
+    for name, torch, vision in (("3.12-torch2.11", 11, 26), ("3.13-torch2.12", 12, 27)):
+        folder = into / f"python{name}"
+        pinned = (folder / "constraints.txt").read_text().splitlines()
+        assert pinned == ["numpy==2.4.6", f"torch==2.{torch}.*", f"torchvision==0.{vision}.*"]
+        assert any(f"--constraint {folder}/constraints.txt" in call for call in machine.calls)
+
+
+def test_a_python_that_is_not_there_is_named(machine):
+    status, _, said = machine.start("matrix", "3.13:2.12")
+    assert (status, "there is no Python 3.13 on PATH" in said) == (1, True)
+
+
+def test_what_is_no_pair_of_versions_is_refused(machine):
+    status, _, said = machine.start("matrix", "tests/plan")
+    assert (status, "PYTHON:TORCH is wanted" in said) == (1, True)

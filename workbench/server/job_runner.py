@@ -121,7 +121,7 @@ class InitialWeights:
         )
 
 
-# An engine takes some 4 s to start.
+# A forked engine is there in a moment; one on another host, or on a GPU, takes some 4 s.
 REPLACED_WITHIN_S = 10.0
 GIVEN_UP_AFTER_S = 120.0
 PARKED_AFTER_S = 30.0
