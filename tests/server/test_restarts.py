@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,8 @@ def test_a_bad_database_is_told_and_left_as_it_is(fake, tmp_path, content):
     (folder / "cluster.json").write_text((fake.folder / "cluster.json").read_text())
     (folder / "server.sqlite").write_bytes(content)
     if not content:
-        sqlite3.connect(folder / "server.sqlite").execute("CREATE TABLE jobs (id)").close()
+        with closing(sqlite3.connect(folder / "server.sqlite")) as connection:
+            connection.execute("CREATE TABLE jobs (id)")
         content = (folder / "server.sqlite").read_bytes()
     done = subprocess.run(
         [sys.executable, "-m", "workbench.server", str(folder)],

@@ -382,6 +382,7 @@ def test_an_interrupt_while_the_store_is_locked_leaves_it_open_to_others(store):
             store.event("text", kind="kind")
     finally:
         thread.join()
+        other.close()
         signal.signal(signal.SIGALRM, before)
     Store(store.path, patience_s=0.0).event("text", kind="kind")
     assert len(store.events()) == 1
