@@ -73,6 +73,11 @@ class Machine(MachineValue):
             )
         return self
 
+    @property
+    def own_gpus(self) -> bool:
+        """Whether ranks have GPUs of their own, or some of them: these share no memory."""
+        return any(one.kind == "cuda" and one.sharers == 1 for one in self.devices)
+
     def device(self, rank: int) -> Device:
         """The device of a rank.
 

@@ -102,7 +102,7 @@ class Workspaces:
         self._precision = precision
         self._devices = () if machine is None else tuple(map(machine.device, ranks))
         self._measured = any(device.workspaces for device in self._devices)
-        self.own_gpus = any(one.kind == "cuda" and one.sharers == 1 for one in self._devices)
+        self.own_gpus = machine is not None and machine.own_gpus
         self.kept = np.array(
             [device.library_bytes for device in self._devices] or [0] * len(ranks), dtype=np.int64
         )

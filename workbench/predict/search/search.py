@@ -157,8 +157,9 @@ class PlanSearch:
         experiment, world = self.question.experiment, self.question.world_size
         rows = np.sum(micro_batches(experiment), axis=0)
         sample = sample_bytes(self.question.graph.inputs, BYTES[experiment.precision])
-        hosts = HostLayout.of(world, self.question.machine.ranks_per_host)
-        mates = hosts.mates([range(world)]) > 1
+        machine = self.question.machine
+        hosts = HostLayout.of(world, machine.ranks_per_host)
+        mates = (hosts.mates([range(world)]) > 1) * (not machine.own_gpus)
         groups = 2  # of gradients and of control
         return float((rows * sample + groups * STAGING_BYTES * mates).mean())
 

@@ -123,9 +123,10 @@ class WeightCosts:
 
     def _share(self, group_size: int) -> Seconds:
         """The fraction of a bucket's sum on each rank, where ranks of a host share it [ranks]."""
-        hosts = HostLayout.of(self.world, self.speeds.machine.ranks_per_host)
+        machine = self.speeds.machine
+        hosts = HostLayout.of(self.world, machine.ranks_per_host)
         mates = hosts.mates(replica_groups(group_size, self.world))
-        return np.where(mates > 1, 1 / mates, 0.0)
+        return np.where((mates > 1) & (not machine.own_gpus), 1 / mates, 0.0)
 
     def _mean(self, seconds: Seconds) -> float:
         return float(self.weights @ seconds)
