@@ -148,10 +148,10 @@ class _Cutting:
 
     def _called_on(self, device: torch.device) -> None:
         """The same of what the code of modules makes that were not traced into."""
-        for layer in self.graph.layers:
-            module = self._module(self.nodes[layer.node])
-            if module is not None and layer.kind == "op":
-                make_there(module, device)
+        ops = [self._module(self.nodes[one.node]) for one in self.graph.layers if one.kind == "op"]
+        for module in dict.fromkeys(ops):  # one may be called several times
+            if module is not None:
+                _make_there(module, device)
 
     def _place(self, layer: Layer, pieces: dict[str, Tensor]) -> None:
         """Puts this rank's part of one layer where the whole layer stood."""
@@ -438,7 +438,7 @@ def _out_of_place(node: torch.fx.Node) -> Any:
     return next((getattr(m, plain) for m in (torch, F) if hasattr(m, plain)), node.target)
 
 
-def make_there(module: nn.Module, device: torch.device) -> None:
+def _make_there(module: nn.Module, device: torch.device) -> None:
     """Lets what a module's own code makes lie on a device, unless it says where."""
     forward = module.forward
 

@@ -276,3 +276,19 @@ def test_sizes_are_those_of_the_implementation():
     """Rooms that never see each other state them twice."""
     assert STAGING_BYTES == SEGMENT_BYTES
     assert KEEPS_GRADIENT_BYTES == LARGE_BYTES
+
+
+def test_ranks_on_one_gpu_share_its_memory_and_those_with_their_own_do_not():
+    plan = Plan.data_parallel(graph_of("convolutions"), 2)
+    run = Experiment(plan=plan, data=Synthetic(samples=64), batch_size=32, **STEPPED)
+
+    def rank_on(**fields):
+        return memory_of(program_of(run), machine(device(**fields)))[0]
+
+    on_cpu, kept = rank_on(), 1000
+    on_one = rank_on(kind="cuda", sharers=2, library_bytes=kept)
+    alone = rank_on(kind="cuda", library_bytes=kept)
+    shared = on_cpu.held["staging", "staging"] + on_cpu.held["buckets", "sums of gradients"]
+    assert on_one.peak_bytes == on_cpu.peak_bytes + kept
+    assert alone.peak_bytes == on_one.peak_bytes - shared
+    assert alone.held["workspace", "libraries"] == kept

@@ -22,8 +22,7 @@ from workbench.plan.machine.link import Link
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.store.cluster_spec import EngineDevice
-from workbench.train.measure.device import DTYPES, SIDE
-from workbench.train.measure.kept import library_bytes
+from workbench.train.measure.device import DTYPES, SIDE, library_bytes
 from workbench.train.measure.repeating import finish
 from workbench.train.measure.workspaces import workspaces_of
 

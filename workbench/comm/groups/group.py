@@ -166,7 +166,7 @@ class Group:
         return None if self.link is None else self.link.staging
 
     def staging_on(self, device: torch.device) -> Staging | None:
-        """The same where it is memory of this device."""
+        """Returns the memory that all ranks share where it is this device's; else None."""
         staging = self.staging
         return staging if staging is not None and staging.device == device else None
 
@@ -177,7 +177,7 @@ class Group:
 
         Args:
             algorithm: the algorithm that was asked for, perhaps "auto".
-            x: what is summed, on this rank.
+            x: the summand of this rank.
             beside: whether it lies in a rank's own memory, and is summed while the rank computes.
             codec: the codec that it goes through; None: there is none.
 

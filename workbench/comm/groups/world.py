@@ -239,11 +239,12 @@ def _in_order(ranks: Iterable[int]) -> list[int]:
 
     It sorts them, which only torch 2.12 and later can be told not to do.
     """
-    placed = []
+    placed: list[int] = []
     for place, rank in enumerate(ranks):
-        placed.append(_Placed(rank))
-        placed[-1].place = place
-    return list(placed)
+        one = _Placed(rank)
+        one.place = place
+        placed.append(one)
+    return placed
 
 
 def backend_of(devices: Sequence[str]) -> Literal["gloo", "nccl"]:

@@ -160,7 +160,7 @@ class Staging:
         slots: there, the slots of each rank [SLOTS * SLOT_BYTES].
 
     Attributes:
-        memory: as it was given.
+        memory: the memory of that device, or None.
         device: the device on which slots lie.
     """
 

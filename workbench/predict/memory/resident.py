@@ -20,9 +20,12 @@ gradients.)
 Source: Rajbhandari et al. 2020 (arXiv:1910.02054, sec. 3) for the copies of optimizers.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from workbench.plan.experiment.experiment import ParameterServer
+from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.mesh import replica_groups, shard_groups
 from workbench.program.buckets import Buckets, Pieces, copies, late, moved_by, updated
 from workbench.program.rows import Counts, Groups
@@ -95,6 +98,11 @@ def staging_bytes(program: Program) -> Counts:
     for groups in _groups(program):
         found += (program.hosts.mates(groups) > 1) * STAGING_BYTES
     return found
+
+
+def library_bytes(machine: Machine, ranks: Sequence[int]) -> Counts:
+    """Bytes that libraries keep for themselves on these ranks [ranks]."""
+    return np.array([machine.device(rank).library_bytes for rank in ranks], dtype=np.int64)
 
 
 def sums_bytes(program: Program, buckets: Buckets) -> Counts:

@@ -19,6 +19,7 @@ from workbench.predict.memory.passes import PassMemory, Tape
 from workbench.predict.memory.resident import (
     averaging_bytes,
     flying_bytes,
+    library_bytes,
     moved_bytes,
     optimizer_bytes,
     remembered_bytes,
@@ -90,9 +91,9 @@ class _Step:
         self.timeline = MemoryTimeline(world, standing)
         ranks = range(world) if standing is None else standing.ranks.tolist()
         self.workspaces = Workspaces(machine, ranks, program.experiment.precision)
-        self.arriving = ReductionBuffers(
-            self.whole, self.timeline, own_gpus=self.workspaces.own_gpus
-        )
+        self._machine, self._ranks = machine, ranks
+        self._own_gpus = machine is not None and machine.own_gpus
+        self.arriving = ReductionBuffers(self.whole, self.timeline, own_gpus=self._own_gpus)
         self.gradients = Gradients(program, self.timeline, self.arriving)
         self._passes: dict[Rows, PassMemory] = {}
         self._tapes: dict[Pass, Tape] = {}
@@ -127,8 +128,10 @@ class _Step:
         timeline.reside("in_flight", flying_bytes(self.program))
         timeline.reside("codec", residual_bytes(self.program))
         timeline.reside("gradients", self.gradients.resident())
-        timeline.reside("workspace", {"libraries": self.workspaces.kept})
-        if not self.workspaces.own_gpus:
+        if self._machine is not None:
+            kept = library_bytes(self._machine, self._ranks)
+            timeline.reside("workspace", {"libraries": kept})
+        if not self._own_gpus:
             timeline.reside("buckets", {"sums of gradients": sums_bytes(whole, whole.buckets)})
             timeline.reside("staging", {"staging": staging_bytes(whole)})
         self.gradients.left_by_last_step()

@@ -92,20 +92,12 @@ class Workspaces:
         machine: the machine with these devices; None: they are not known.
         ranks: the numbers of the ranks in the world of the machine.
         precision: the precision of the experiment.
-
-    Attributes:
-        own_gpus: whether ranks are known to have GPUs of their own.
-        kept: bytes that libraries keep for themselves on each of the ranks [ranks].
     """
 
     def __init__(self, machine: Machine | None, ranks: Sequence[int], precision: str) -> None:
         self._precision = precision
         self._devices = () if machine is None else tuple(map(machine.device, ranks))
         self._measured = any(device.workspaces for device in self._devices)
-        self.own_gpus = machine is not None and machine.own_gpus
-        self.kept = np.array(
-            [device.library_bytes for device in self._devices] or [0] * len(ranks), dtype=np.int64
-        )
 
     def of_convolution(
         self, plan: PlacedLayers, layer: Layer, rows: Rows, sizes: Sizes

@@ -20,7 +20,6 @@ from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.codec import Codec, CodecName
 from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment, Optimizer
-from workbench.train.measure.kept import library_bytes
 from workbench.train.measure.repeating import Repetition, Until, estimate, finish, slowest
 from workbench.train.strategies.remembered import build_optimizer
 
@@ -38,6 +37,7 @@ SIDE = {"cpu": 384, "cuda": 8192}  # of the matrices that are multiplied
 _ROW_S = 0.1
 _CALLS = 200
 _BLOCKS, _OF_BLOCK = 20, 3  # layers
+_SMALL_SIDE = 64
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,25 @@ def device(config: RankConfig, experiment: Experiment, *, within_s: float) -> De
             {name: seconds / _CODED_BYTES for name, seconds in codings.items()},
             library_bytes(world.device),
         )
+
+
+def library_bytes(device: torch.device) -> int:
+    """Bytes that cuBLAS keeps on a GPU once a linear layer has run there, forward and backward.
+
+    It has a workspace for each thread that computes: backward passes have one of their own.
+
+    Args:
+        device: the device; one that is no GPU keeps nothing.
+    """
+    if device.type != "cuda":
+        return 0
+    layer = nn.Linear(_SMALL_SIDE, _SMALL_SIDE, device=device)
+    x = torch.ones(_SMALL_SIDE, _SMALL_SIDE, device=device, requires_grad=True)
+    torch.cuda.synchronize(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated(device)
+    torch.autograd.grad(layer(x).sum(), (x, *layer.parameters()))
+    return torch.cuda.memory_allocated(device) - before
 
 
 def _blocks(device: torch.device) -> Sequence[Callable[[], object]]:
