@@ -67,3 +67,15 @@ def test_sizes_must_fit(on_ranks):
         return all_to_all_v(torch.ones(2), ((2,),), group)[0].tolist()
 
     assert on_ranks(1, refused) == [[1.0, 1.0]]
+
+
+def out_of_order(world):
+    ranks = (2, 0, 1)
+    group = world.groups([("odd", ranks)])["odd", ranks]
+    sent = 10.0 * world.rank + torch.arange(3)
+    return [part.item() for part in all_to_all_v(sent, [[1] * 3] * 3, group)]
+
+
+def test_ranks_of_a_group_need_not_ascend(on_either):
+    """What comes is in the order of the group, however torch would sort its ranks."""
+    assert on_either(3, out_of_order) == [[21, 1, 11], [22, 2, 12], [20, 0, 10]]
