@@ -66,6 +66,7 @@ def test_a_paused_job_goes_on_where_it_was(cluster, experiment):
     run.pause()
     assert until(lambda: run.state == "paused" or run.is_done, LONG_S, 0.02)
     assert run.state == "paused"
+    assert jobs[run.id] is run  # nobody reads its rows twice
     assert cluster.occupied == {}
     with pytest.raises(ClusterError, match=r"cannot be paused|has ended"):
         jobs.pause(straight)

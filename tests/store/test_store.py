@@ -287,6 +287,35 @@ def test_old_events_are_forgotten(store, monkeypatch):
     assert [each.text for each in store.events()] == ["2", "3", "4"]
 
 
+def test_old_jobs_are_forgotten_once_they_have_ended(store, monkeypatch):
+    monkeypatch.setattr("workbench.store.store.JOBS_KEPT", 2)
+    ended, waiting, *others = (store.submit(request(2, packed=b"net")) for _ in range(4))
+    for number in (ended, *others):
+        store.count_message("sent", 10, number)
+        assert store.release(number, "finished")
+    store.count_message("sent", 5)
+    assert len(store.jobs()) == 4
+    last = store.submit(request(2))
+    assert [job.id for job in store.jobs()] == [waiting, others[1], last]
+    with pytest.raises(StoreError, match=f"no job {ended}"):
+        store.job(ended)
+    assert store.job(others[1]).packed == b"net"
+    assert store.ledger()["sent"] == Tally(4, 35)
+    assert store.ledger(ended)["sent"] == Tally()
+
+
+def test_old_commands_are_forgotten_once_they_were_carried_out(store, monkeypatch):
+    monkeypatch.setattr("workbench.store.store.COMMANDS_KEPT", 2)
+    first, second, third = (store.command("stop", 4) for _ in range(3))
+    store.answer_command(first)
+    store.answer_command(third)
+    fourth = store.command("stop", 4)
+    assert [each.id for each in store.commands()] == [second, fourth]
+    with pytest.raises(StoreError, match=f"no command {first}"):
+        store.command_of(first)
+    assert store.command_of(third).done_at is not None
+
+
 def test_commands_are_carried_out_in_order(store):
     first, second = store.command("stop", 4), store.command("priority", 4, priority=2)
     assert [each.id for each in store.commands()] == [first, second]

@@ -203,17 +203,15 @@ class Progress:
         told = [f"[{'#' * filled}{'.' * (WIDTH - filled)}] {done} of {steps}", run.state]
         if run.reason:
             told.append(run.reason)
-        if self._read:
-            last = run.rows[self._read - 1]
-            told += [f"loss {last['loss']:.4g}", f"{last['samples_per_s']:.4g} samples/s"]
+        if last := run.rows.newest(1):
+            told += [f"loss {last[0]['loss']:.4g}", f"{last[0]['samples_per_s']:.4g} samples/s"]
         if not run.is_done and (left := self._left_s(done)) is not None:
             told.append(f"{left:.0f} s left")
         told += view.figures(run.evaluation)
         return ", ".join(told)
 
     def _take(self) -> None:
-        rows = self.run.rows[self._read :]
-        self._read += len(rows)
+        rows, self._read = self.run.rows.since(self._read)
         for row in rows:
             self._steps[int(row["rank"])] = int(row["step"]) + 1
         if self._began is None and self.done:

@@ -36,7 +36,8 @@ from workbench.store.record import (
 )
 
 QUEUED: tuple[JobState, ...] = ("queued",)
-EVENTS_KEPT = 20_000
+EVENTS_KEPT = COMMANDS_KEPT = 20_000
+JOBS_KEPT = 10_000
 
 
 class Store(Database):
@@ -47,7 +48,7 @@ class Store(Database):
     """
 
     def submit(self, request: Request) -> int:
-        """Queues a job; returns its number."""
+        """Queues a job; returns its number. The last 10,000 are kept, and all unfinished ones."""
         names = [name for name in JOB_COLUMNS if name in Request.__dataclass_fields__]
         values = encoded({name: getattr(request, name) for name in names})
         values |= {"state": "queued", "attempt": 0, "held": "[]", "attempts": "[]"}
@@ -71,6 +72,7 @@ class Store(Database):
                 "INSERT INTO packed VALUES (?, ?, ?)",
                 [(cursor.lastrowid, what, each) for what, each in packed.items()],
             )
+            _forget(connection, cursor.lastrowid - JOBS_KEPT)
         return cursor.lastrowid
 
     def job(self, number: int) -> JobRecord:
@@ -290,7 +292,7 @@ class Store(Database):
         return tuple(EventRecord(**dict(row)) for row in reversed(rows))
 
     def command(self, kind: str, job: int | None = None, **payload: Any) -> int:
-        """Asks for something; returns the command's number.
+        """Asks for something; returns the command's number. The last 20,000 are kept.
 
         Args:
             kind: what is asked; see `CommandRecord`.
@@ -304,7 +306,12 @@ class Store(Database):
                 "INSERT INTO commands (kind, job, payload, at, error) VALUES (?, ?, ?, ?, '')",
                 (kind, job, text, time.time()),
             )
-        return _number(cursor.lastrowid)
+            number = _number(cursor.lastrowid)
+            connection.execute(
+                "DELETE FROM commands WHERE id <= ? AND done_at IS NOT NULL",
+                (number - COMMANDS_KEPT,),
+            )
+        return number
 
     def commands(self) -> tuple[CommandRecord, ...]:
         """Returns the commands that wait to be carried out, in their order."""
@@ -398,6 +405,21 @@ class Store(Database):
             connection.execute("DELETE FROM meta WHERE key = ?", (key,))
             if value is not None:
                 connection.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
+
+
+def _forget(connection: sqlite3.Connection, last: int) -> None:
+    """Removes jobs up to a number that have ended; their messages count among those of no job."""
+    query = f"SELECT id FROM jobs WHERE id <= ? AND state IN ({marks(ENDED)})"
+    for job in connection.execute(query, (last, *ENDED)).fetchall():
+        connection.execute(
+            "INSERT INTO ledger SELECT 0, direction, messages, bytes FROM ledger WHERE job = ? "
+            "ON CONFLICT DO UPDATE SET "
+            "messages = messages + excluded.messages, bytes = bytes + excluded.bytes",
+            job,
+        )
+        connection.execute("DELETE FROM ledger WHERE job = ?", job)
+        connection.execute("DELETE FROM packed WHERE job = ?", job)
+        connection.execute("DELETE FROM jobs WHERE id = ?", job)
 
 
 def _ran(connection: sqlite3.Connection, number: int) -> dict[str, Any]:

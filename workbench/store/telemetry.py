@@ -29,7 +29,8 @@ from workbench.store.files import write_whole
 from workbench.store.rank_files import RankFiles
 
 _ROW = struct.Struct(f"={len(COLUMNS)}d")
-_WHOLE = frozenset(("step", "rank", "tensor_bytes", "peak_bytes", "rss_bytes", "gpu_bytes"))
+WHOLE = frozenset(("step", "rank", "tensor_bytes", "peak_bytes", "rss_bytes", "gpu_bytes"))
+"""Columns of whole numbers."""
 ROW_BYTES = _ROW.size
 _STEP = struct.Struct("=d")  # what a row begins with
 
@@ -54,7 +55,7 @@ def unpack_rows(packed: bytes) -> Iterator[Row]:
     """Yields the rows, in their order; counts are whole numbers again."""
     for values in _ROW.iter_unpack(packed):
         yield {
-            name: int(value) if name in _WHOLE else value
+            name: int(value) if name in WHOLE and value == value else value
             for name, value in zip(COLUMNS, values, strict=True)
         }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from workbench.hosts.processes import MARK, ending
 from workbench.store.cluster_spec import ClusterSpec, identity
 from workbench.supervisor.cluster_processes import command, guarded
-from workbench.supervisor.starting import LOG
+from workbench.supervisor.log import LOG
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from workbench.store.backup import mend
@@ -11,13 +11,13 @@ from workbench.store.cluster_spec import ClusterSpec, key_of
 from workbench.store.errors import ClusterError
 from workbench.store.process import SUPERVISOR, ProcessIdentity, holder
 from workbench.store.store import Store
+from workbench.supervisor.log import LOG, said
 
 MODULE = "workbench.supervisor"
 # A child of nobody: whoever starts a supervisor has no process to wait for, and none to take along.
 GO_BETWEEN = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
 BEGUN = b"begun\n"  # what a supervisor says when it has the folder, and before it starts anything
-STORE, LOG = "server.sqlite", "supervisor.log"
-LONGEST_TEXT = 2000
+STORE = "server.sqlite"
 
 
 def start(folder: Path, spec: ClusterSpec | None = None) -> None:
@@ -66,10 +66,3 @@ def start(folder: Path, spec: ClusterSpec | None = None) -> None:
 def supervisor_of(folder: Path) -> ProcessIdentity | None:
     """The process that keeps a cluster; None where none does."""
     return holder(folder / SUPERVISOR)
-
-
-def said(folder: Path) -> str:
-    """The last that a supervisor, and the server that it started, wrote into its log."""
-    with suppress(OSError):
-        return (folder / LOG).read_text(errors="replace")[-LONGEST_TEXT:]
-    return ""

@@ -29,6 +29,7 @@ from workbench.store.profile import Launch
 from workbench.store.record import EngineRecord, JobState
 from workbench.store.store import Store
 from workbench.supervisor.cluster_processes import ClusterProcesses, Ended
+from workbench.supervisor.log import shorten
 from workbench.supervisor.server_process import Backoff, RestartPolicy, ServerProcess
 
 
@@ -234,6 +235,7 @@ class Supervisor:
             if now - self._renewed_at >= RENEW_EVERY_S:
                 self._renewed_at = now
                 renew(self._folder / SUPERVISOR)
+                shorten(self._folder)
             if self._gathering is not None and self._gathering.is_over:
                 self._end("all its hosts have gone")
             due = [index for index, when in self._due.items() if now >= when]

@@ -8,6 +8,7 @@ import pytest
 from tests.client.fake_session import row
 from tests.plan.graphs import mlp
 from tests.store.test_messages import experiment
+from workbench.client.run.rows import Rows
 from workbench.plan import Plan
 
 
@@ -17,7 +18,7 @@ class Played:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.experiment = experiment(Plan.data_parallel(mlp(4, 4), 2))
-        self.rows, self.notes = [], []
+        self.rows, self.notes = Rows(), []
         self.state, self.evaluation = "starting", {}
         self.told: list[Callable] = []
 
@@ -28,7 +29,7 @@ class Played:
     def step(self, number: int, *ranks: int, **values: float) -> None:
         self.state = "running"
         for rank in ranks or (0, 1):
-            self.rows.append({**row(number, rank), **values, "wait_s": 0.5 + rank})
+            self.rows.extend([{**row(number, rank), **values, "wait_s": 0.5 + rank}])
         self.tell()
 
     def end(self, state: str = "finished", **evaluation: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 import workbench as wb
 from workbench.client.loggers.feed import Feed
 from workbench.client.loggers.logger import loggers
+from workbench.client.run.rows import Rows
 
 
 def read(path):
@@ -23,7 +24,7 @@ def test_json_lines_are_added_and_what_is_no_number_is_null(played, tmp_path):
         played.step(0, accuracy=accuracy, loss=loss)
         played.end()
         played.told.clear()
-        played.rows.clear()
+        played.rows = Rows()
     first, second = read(path)
     assert (first["step"], first["loss"], "accuracy" in first) == (0, 1.0, False)
     assert (second["loss"], second["accuracy"]) == (None, 0.5)

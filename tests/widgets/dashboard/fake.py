@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from workbench.client.run.rows import Rows
 from workbench.plan.experiment.measured import Span
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError
@@ -58,7 +59,7 @@ class FakeRun:
         self.id: int | None = 7
         self.state, self.reason = "starting", ""
         self.error: BaseException | None = None
-        self.rows: list[dict[str, float]] = []
+        self.rows = Rows()
         self.evaluation: dict[str, float] = {}
         self.notes: list[str] = []
         self.stops = 0

@@ -7,6 +7,7 @@ from ipywidgets import Widget
 
 from tests.widgets.dashboard.fake import FakeRun, row
 from tests.widgets.dashboard.views import PATIENCE_S, unpacked
+from workbench.client.run.rows import Rows
 from workbench.store.evaluations import add_evaluation
 from workbench.widgets.base.widget import asset
 from workbench.widgets.dashboard import Dashboard
@@ -165,7 +166,7 @@ def test_the_thread_that_notifies_never_reads(show, views):
         @property
         def rows(self):
             readers.add(threading.current_thread().name)
-            return self.__dict__.setdefault("kept", [])
+            return self.__dict__.setdefault("kept", Rows())
 
         @rows.setter
         def rows(self, value):
@@ -181,7 +182,7 @@ def test_the_thread_that_notifies_never_reads(show, views):
     run.reason = "2 engines are needed, 1 is free"
     run.callbacks[0]([])
     views.wait(reason=run.reason)
-    assert kept == []
+    assert len(kept) == 0
     assert readers <= {"dashboard"}
 
 

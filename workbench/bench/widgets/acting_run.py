@@ -10,14 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any, overload
+from typing import Any
 
 from workbench.client.run.job import TICK_S
+from workbench.client.run.rows import Rows
 from workbench.plan.experiment.measured import COLUMNS, Row
 from workbench.predict.measured import Timeline
 from workbench.store import telemetry
@@ -25,35 +25,6 @@ from workbench.store.rank_files import RankFiles
 from workbench.store.telemetry import AttemptReader
 
 KEPT_STEPS = 100
-
-
-class LastRows(Sequence[Row]):
-    """The last rows of a run, with the length of all."""
-
-    def __init__(self, most: int) -> None:
-        self._kept: deque[Row] = deque(maxlen=most)
-        self._num_rows = 0
-
-    def extend(self, rows: Sequence[Row]) -> None:
-        """Adds rows."""
-        self._kept.extend(rows)
-        self._num_rows += len(rows)
-
-    def __len__(self) -> int:
-        return self._num_rows
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
-        kept, first = list(self._kept), self._num_rows - len(self._kept)
-        if isinstance(index, slice):
-            start = max((index.start or 0) - first, 0)
-            return kept[start:]
-        return kept[index - first]
 
 
 class ActingRun:
@@ -75,7 +46,7 @@ class ActingRun:
         self.experiment = SimpleNamespace(
             steps=10**6, plan=plan, optimizer=optimizer, trace_every=0
         )
-        self.rows = LastRows(KEPT_STEPS * world_size)
+        self.rows = Rows(most=KEPT_STEPS * world_size)
         self.notes: list[str] = []
         self.evaluation: Mapping[str, float] = {}
         self.state = "running"

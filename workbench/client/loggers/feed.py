@@ -16,6 +16,7 @@ from typing import Protocol
 
 from workbench.client.loggers.logger import Log, LoggedRun, Logger, step_of
 from workbench.client.records.configuration import fields_of, short
+from workbench.client.run.rows import Rows
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
 from workbench.store.evaluations import read_evaluations
@@ -28,8 +29,11 @@ class Fed(Protocol):
     """A run, as far as it is logged; see `Run`."""
 
     directory: Path
-    rows: list[Row]
     notes: list[str]
+
+    @property
+    def rows(self) -> Rows:
+        """Its metrics."""
 
     @property
     def experiment(self) -> Experiment:
@@ -66,8 +70,7 @@ class Feed:
     def __call__(self, _rows: list[Row]) -> None:
         """Takes notice of new rows, or of another state; the run calls it."""
         with self._lock:
-            rows = self._run.rows[self._read :]
-            self._read += len(rows)
+            rows, self._read = self._run.rows.since(self._read)
             for row in rows:
                 self._take(row)
             if self._run.state in OVER and self._thread is not None and self._steps is not None:

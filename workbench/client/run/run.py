@@ -18,6 +18,7 @@ from workbench.client.run.changes import Changes
 from workbench.client.run.job import Followed, Waits
 from workbench.client.run.own_objects import kept
 from workbench.client.run.requests import Replan, RequestHandle, learning_rate
+from workbench.client.run.rows import Rows
 from workbench.client.run.weights import weights_of
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
@@ -84,7 +85,7 @@ class Run:
         self._is_kept = is_kept
         self.state: State = "starting"
         self.reason = ""
-        self.rows: list[Row] = []
+        self.rows = Rows()
         self.outcomes: tuple[TrainingOutcome, ...] = ()
         self.notes: list[str] = []
         self.error: BaseException | None = None
@@ -92,7 +93,6 @@ class Run:
         self._lock = threading.RLock()
         self._changes = Changes(directory)
         self._subscribers = view.Subscribers()
-        self._frame = view.Frame()
         self._stopping = threading.Event()
         self._follow(job)
 
@@ -167,8 +167,8 @@ class Run:
 
     @property
     def metrics(self) -> "pandas.DataFrame":
-        """One line for each step and rank, sorted; see `workbench.plan.experiment.measured`."""
-        return self._frame.of(self.rows[:])
+        """A line for each step and rank, sorted; of a long run the older steps thinned: `Rows`."""
+        return self.rows.to_frame()
 
     @property
     def evaluations(self) -> "pandas.DataFrame":
@@ -246,7 +246,7 @@ class Run:
             MachineError: the prediction was made without a machine.
             ClusterError: no step was traced; it says how to have some.
         """
-        measured = comparing.measurement_of(self.directory, self.experiment, self.rows[:])
+        measured = comparing.measurement_of(self.directory, self.experiment, self.rows)
         return compare(prediction, measured)
 
     def calibrated(self, machine: Machine) -> Machine:
@@ -441,6 +441,8 @@ class Run:
     def _conclude(self, state: State, job: Followed) -> None:
         if job.has_lost_rows:
             self.notes.append("some rows of metrics were lost on their way")
+        if (stride := self.rows.stride) > 1:
+            self.notes.append(f"metrics have one in {stride} of the oldest steps")
         self.state, self.reason = state, ""
         self._tell([])
         try:

@@ -1,4 +1,4 @@
-"""What is seen of a run: its rows as a table, who is told of new ones, and how it is shown."""
+"""What is seen of a run: who is told of new rows, its evaluations, and how it is shown."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,8 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from workbench.client.run.rows import Rows
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import COLUMNS, Row
+from workbench.plan.experiment.measured import Row
 from workbench.plan.html import table
 from workbench.plan.units import size
 from workbench.store.evaluations import read_evaluations
@@ -18,27 +19,6 @@ if TYPE_CHECKING:
     import pandas
 
 Callback = Callable[[list[Row]], None]
-
-
-class Frame:
-    """A table that is made anew only where there are more rows; any thread may ask for it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._frame: pandas.DataFrame | None = None
-        self._num_rows = 0
-
-    def of(self, rows: Sequence[Row]) -> "pandas.DataFrame":
-        """One line for each step and rank, sorted; of a step that was run again, the last."""
-        import pandas  # only here: engines import this package too, and have no use for it
-
-        with self._lock:
-            if self._frame is None or self._num_rows != len(rows):
-                frame = pandas.DataFrame(rows, columns=list(COLUMNS))
-                frame = frame.drop_duplicates(["step", "rank"], keep="last")
-                self._frame = frame.sort_values(["step", "rank"], ignore_index=True)
-                self._num_rows = len(rows)
-            return self._frame.copy()
 
 
 def evaluations(directory: Path) -> "pandas.DataFrame":
@@ -79,24 +59,17 @@ class Subscribers:
             self._callbacks.remove(callback)
 
 
-def latest(rows: Sequence[Row], world_size: int) -> list[Row]:
-    """The newest row of each rank, in their order."""
-    found: dict[int, Row] = {}
-    for row in reversed(rows):
-        found.setdefault(int(row["rank"]), row)
-        if len(found) == world_size:
-            break
-    return [found[rank] for rank in sorted(found)]
-
-
 class ShownRun(Protocol):
     """A run, as far as it is shown; see `Run`."""
 
     directory: Path
     reason: str
-    rows: list[Row]
     notes: list[str]
     error: BaseException | None
+
+    @property
+    def rows(self) -> Rows:
+        """Its metrics."""
 
     @property
     def experiment(self) -> Experiment:
@@ -126,7 +99,7 @@ def standing(run: ShownRun) -> list[str]:
         told[0] += " (stopping)"
     if run.reason:
         told[0] += f": {run.reason}"
-    if rows := latest(run.rows, run.experiment.plan.world_size):
+    if rows := run.rows.newest(run.experiment.plan.world_size):
         told.append(f"step {done(rows)} of {run.experiment.steps}")
         told.append(f"loss {rows[0]['loss']:.4g}")
         told.append(f"{rows[0]['samples_per_s']:.4g} samples/s")
@@ -153,15 +126,12 @@ def done(rows: Sequence[Row]) -> int:
 def made(run: ShownRun) -> int:
     """The steps that every rank has reported."""
     world_size = run.experiment.plan.world_size
-    newest = latest(run.rows, world_size)
+    newest = run.rows.newest(world_size)
     return done(newest) if len(newest) == world_size else 0
 
 
 def html(run: ShownRun) -> str:
     """A run for a notebook, in inline styles: it reads well without a kernel."""
-    peaks = dict[float, float]()
-    for row in run.rows[:]:
-        peaks[row["rank"]] = max(row["peak_bytes"], peaks.get(row["rank"], 0))
     head = ("rank", "compute", "communication", "wait", "tensors", "peak", "process", "GPU")
     plan = run.experiment.plan
     ranks = [
@@ -171,11 +141,11 @@ def html(run: ShownRun) -> str:
             f"{row['communication_s'] * 1e3:.0f} ms",
             f"{row['wait_s'] * 1e3:.0f} ms",
             size(row["tensor_bytes"]),
-            size(peaks[row["rank"]]),
+            size(run.rows.peaks[int(row["rank"])]),
             size(row["rss_bytes"]),
             size(row["gpu_bytes"]) if row["gpu_bytes"] else "-",
         )
-        for row in latest(run.rows, plan.world_size)
+        for row in run.rows.newest(plan.world_size)
     ]
     lines = [", ".join(standing(run)), str(run.directory), *run.notes]
     failed = f"<pre>{escape(str(run.error))}</pre>" if run.error is not None else ""

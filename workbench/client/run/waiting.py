@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Protocol, Self
 
-from workbench.client.run.view import ShownRun, latest, made
+from workbench.client.run.view import ShownRun, made
 
 # Short, because neither a thread nor a kernel's event loop notices an interrupt before its
 # current sleep ends.
@@ -103,7 +103,7 @@ class Bar:
         run, bar = self._run, self._bar
         bar.update(made(run) - bar.n)
         bar.set_description(f"{run.state}: {run.reason}" if run.reason else run.state)
-        if rows := latest(run.rows, 1):
+        if rows := run.rows.newest(1):
             bar.set_postfix_str(f"loss {rows[0]['loss']:.4g}")
 
 

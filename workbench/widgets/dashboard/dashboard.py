@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from workbench.client.run.view import Frame
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.machine import Machine
 from workbench.widgets.base.background import BackgroundTasks, failed
@@ -176,7 +175,7 @@ class Dashboard(Widget):
 
     def to_frame(self) -> "pandas.DataFrame":
         """The metrics of the run that is shown."""
-        return Frame().of([dict(row) for row in self.run.rows])
+        return self.run.rows.to_frame()
 
     def pictures(self) -> Sequence[str]:
         """The charts, as one picture."""

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from workbench.client.run.rows import Rows
 from workbench.plan.units import digits, duration, percent
 from workbench.predict.measured import Timeline
 from workbench.store.errors import StoreError
-from workbench.widgets.dashboard.series import Row, Series
+from workbench.widgets.dashboard.series import Series
 
 ENDED = ("finished", "stopped", "failed")
 
@@ -41,7 +42,7 @@ class Run(Protocol):
         """What runs."""
 
     @property
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Rows:
         """Grows: one row for each step and rank, in the order of arrival."""
 
     @property

@@ -58,10 +58,9 @@ class WatchedRun:
         # The state first: the rows of a run that has ended are complete. And nothing of the run
         # under the guard, which messages need: the run has locks of its own.
         state = self.run.state
-        rows = self.run.rows[self._num_read :]
+        rows, self._num_read = self.run.rows.since(self._num_read)
         metric = metric_of(self.run)
         last = self.run.evaluation.get(metric, math.nan)
-        self._num_read += len(rows)
         if rows and metric != "accuracy":
             found = read_evaluations(self.run.directory)
             rows = [
