@@ -190,6 +190,12 @@ def test_a_cluster_has_a_positive_number_of_engines(n, tmp_path):
         Cluster(n, directory=tmp_path)
 
 
+@pytest.mark.parametrize("name", ["timeout", "lease", "suspicion"])
+def test_it_waits_for_a_positive_number_of_seconds(name, tmp_path):
+    with pytest.raises(ValueError, match=f"{name} must be a positive number of seconds, got 0"):
+        Cluster(1, directory=tmp_path, **{name: 0})
+
+
 def test_messages_are_counted_and_small(cluster, train):
     before = cluster.sent
     run = train("in_a_hurry", steps=1000).wait(LONG_S)

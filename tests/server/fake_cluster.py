@@ -20,6 +20,7 @@ from workbench.store.record import JobRecord, Request
 from workbench.store.store import Store
 
 WITHIN_S = 60.0
+LEASE_S = 2.0
 PACKAGE = "tests.server"
 
 
@@ -32,7 +33,14 @@ class FakeCluster:
         (folder / "arrivals").mkdir()
         device = EngineDevice("cpu", "here", "cpu", (), 1, 1 << 30)
         devices, sites = (device,) * (num_engines + 1), (HERE,) * (num_engines + 1)
-        ClusterSpec(devices=devices, sites=sites, address="127.0.0.1", timeout_s=4.0).save(folder)
+        ClusterSpec(
+            devices=devices,
+            sites=sites,
+            address="127.0.0.1",
+            timeout_s=4.0,
+            lease_s=LEASE_S,
+            suspicion_s=0.3,
+        ).save(folder)
         self.store = Store(folder / "server.sqlite", create=True)
         self.store.set_meta("meeting", "127.0.0.1:1")
         self.packed = messages.pack(experiment(Plan.data_parallel(mlp(4, 4), 2)))

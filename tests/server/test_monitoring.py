@@ -17,7 +17,7 @@ from workbench.plan.experiment.measured import COLUMNS
 from workbench.server import vitals
 from workbench.server.attempt import Attempt
 from workbench.server.fleet import Watch
-from workbench.server.monitor import STOPPED_S, HostHealth, Monitor, Standstill
+from workbench.server.monitor import HostHealth, Monitor, Standstill
 from workbench.server.pace import LOOKS, MemoryTrend, Pace
 from workbench.server.vitals import Sample, Vitals
 from workbench.server.work import Work
@@ -129,6 +129,7 @@ def test_a_process_that_is_stopped_is_told_from_one_that_works_in_turns(tmp_path
     assert vitals.rss_bytes(process.pid) == 0
 
 
+STOPPED_S = 0.5
 TICK_S = 0.1  # of a server at rest
 
 
@@ -148,7 +149,7 @@ def found_at(monkeypatch, folder, *, stopped_at, reports_every, worked_s=0.0):
         said[0] = now
         return now != before
 
-    standstill = Standstill(Vitals(folder))
+    standstill = Standstill(Vitals(folder), STOPPED_S)
     rank = SimpleNamespace(pid=1, number=1, has_ended=False, has_reported=has_reported)
     running = [(None, SimpleNamespace(ranks=[rank]))]
     while clock.now < stopped_at + 5.0:
@@ -211,7 +212,9 @@ def test_a_checkpoint_that_is_damaged_is_passed_over(tmp_path):
 def test_a_rank_that_is_silent_is_ended_unless_it_waits_for_a_disk(tmp_path, waits_for_a_disk):
     store = Store(tmp_path / "server.sqlite", create=True)
     job = store.submit(Request(kind="train", name="run", task="a:b", engines=1))
-    monitor = Monitor(tmp_path, store, SimpleNamespace(timeout_s=30.0), None)
+    monitor = Monitor(
+        tmp_path, store, SimpleNamespace(timeout_s=30.0, suspicion_s=1.0, lease_s=20.0), None
+    )
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         places = (0,), (ProcessIdentity.of(process.pid),)
         attempt, work = Attempt(job, 1, tmp_path, *places), Work(store.job(job), 0.0)

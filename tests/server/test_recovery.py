@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.server.fake_cluster import WITHIN_S
+from tests.server.fake_cluster import LEASE_S, WITHIN_S
 from tests.server.fake_tasks import value_after
 from workbench.server.attempt import attempt_folder
 from workbench.store.messages import Answer
@@ -82,6 +82,24 @@ def test_a_rank_that_is_stopped_by_a_signal_is_ended(fake):
     assert "stood still for" in record.attempts[0].reason
 
 
+def test_a_rank_that_is_stopped_for_a_moment_goes_on(fake):
+    job = fake.submit(keywords={"steps": 60})
+    record = fake.at_step(job, 22)
+    os.kill(record.pids[1], signal.SIGSTOP)
+    began = time.monotonic()
+    while not (told := [event for event in fake.store.events(job=job) if event.kind == "stopped"]):
+        assert time.monotonic() - began < WITHIN_S
+        time.sleep(0.01)
+    os.kill(record.pids[1], signal.SIGCONT)
+    record = fake.ended(job)
+    assert (record.state, record.attempt, value(record)) == ("finished", 1, value_after(60))
+    assert told[0].text == (
+        "rank 1 stands still, stopped by a signal; it is ended if that lasts 2 s"
+    )
+    texts = [event.text for event in fake.store.events(job=job) if event.kind == "stopped"]
+    assert texts == [told[0].text, "rank 1 goes on"]
+
+
 def test_an_idle_engine_that_is_stopped_is_ended_before_a_job_has_it(fake):
     before = fake.store.engines()[1].pid
     os.kill(before, signal.SIGSTOP)
@@ -98,7 +116,7 @@ def test_a_pause_that_is_expected_is_no_fault(fake):
     record = fake.at_step(job, 22)
     assert fake.ask("expect_paused", engine=record.held[1], paused=True) == ""
     os.kill(record.pids[1], signal.SIGSTOP)
-    time.sleep(2.5)
+    time.sleep(LEASE_S + 1.0)
     assert not fake.store.job(job).attempts
     os.kill(record.pids[1], signal.SIGCONT)
     assert fake.ask("expect_paused", engine=record.held[1], paused=False) == ""

@@ -61,9 +61,12 @@ def test_a_spec_with_parts_missing_cannot_be_read(tmp_path):
         ClusterSpec.load(tmp_path)
 
 
-@pytest.mark.parametrize("wrong", [{"linger_s": -1}, {"timeout_s": 0}, {"sites": (HERE,)}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"linger_s": -1}, {"timeout_s": 0}, {"lease_s": 0}, {"suspicion_s": -1}, {"sites": (HERE,)}],
+)
 def test_impossible_specs(wrong):
-    with pytest.raises(ValueError, match=r"linger_s|timeout|2 devices and 1 sites"):
+    with pytest.raises(ValueError, match=r"linger_s|timeout|lease|suspicion|2 devices and 1 sites"):
         replace(supervising.spec(1), **wrong)
 
 

@@ -58,6 +58,10 @@ class Cluster(Engines):
             `directory` has to be on a file system that all of them share.
         directory: the folder for runs, each of which has a folder of its own in it.
         timeout: seconds that a rank waits for the others before it reports who is missing.
+        lease: seconds after which a process that was stopped by a signal is ended, and a host that
+            does not answer counts as lost. What takes less is a hiccup, which a run outlasts while
+            it is also less than `timeout`.
+        suspicion: seconds after which a stopped process is told of in the events.
         name: the name to attach by; None: one that no other cluster has.
         linger_s: seconds that the engines stay when nobody is attached and nothing goes on.
 

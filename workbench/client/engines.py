@@ -8,7 +8,7 @@ from typing import Protocol, Self
 from workbench import supervisor
 from workbench.client.connection import ClusterLink
 from workbench.client.faults import Faults
-from workbench.client.lifecycle import UNFINISHED, cluster_spec, end, make, sweep, validate
+from workbench.client.lifecycle import SECONDS, UNFINISHED, cluster_spec, end, make, sweep, validate
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.hosts.processes import until
 from workbench.plan.plan import Plan
@@ -39,6 +39,9 @@ class Engines(Faults):
         profile: an IPython profile, or a `Profile`, which says how engines get to other hosts.
         directory: the folder for runs, each of which has a folder of its own.
         timeout: seconds that a rank waits for the others before it reports who is missing.
+        lease: seconds after which a process that was stopped by a signal is ended, and a host that
+            does not answer counts as lost; what takes less is a hiccup.
+        suspicion: seconds after which a stopped process is told of in the events.
         name: the name to attach by; None: one that no other cluster has.
         linger_s: seconds that the engines stay when nobody is attached and nothing goes on.
 
@@ -60,18 +63,24 @@ class Engines(Faults):
         profile: str | Profile | None = None,
         directory: str | Path = "runs",
         timeout: float = 30.0,
+        lease: float = 20.0,
+        suspicion: float = 1.0,
         name: str | None = None,
         linger_s: float = 60.0,
     ) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"a cluster has a positive number of engines, got {n!r}")
-        if not timeout > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
+        for what, seconds in (("timeout", timeout), ("lease", lease), ("suspicion", suspicion)):
+            if not seconds > 0:
+                raise ValueError(f"{what} must be a positive number of seconds, got {seconds!r}")
         if not linger_s >= 0:
             raise ValueError(f"linger_s must be a number of seconds, got {linger_s!r}")
         validate(n, hosts, profile)
         self.profile = Profile(profile) if isinstance(profile, str) else profile
-        self._n, self.hosts, self._timeout, self._linger_s = n, hosts, timeout, linger_s
+        self._n, self.hosts = n, hosts
+        self._seconds = dict(
+            timeout_s=timeout, lease_s=lease, suspicion_s=suspicion, linger_s=linger_s
+        )
         self.directory = Path(directory).resolve()
         own_name = registry.new_name() if name is None else name
         self.folder = registry.folder_for(self.directory, own_name)
@@ -98,7 +107,8 @@ class Engines(Faults):
         registry.require_trusted(self.folder, trust=trust)
         self.directory, self.hosts, self.profile = self.folder.parent, None, None
         spec = ClusterSpec.load(self.folder)
-        self._n, self._timeout, self._linger_s = spec.num_engines, spec.timeout_s, spec.linger_s
+        self._n = spec.num_engines
+        self._seconds = {name: getattr(spec, name) for name in SECONDS}
         keeper = supervisor.supervisor_of(self.folder)
         if keeper is None:
             supervisor.start(self.folder)
@@ -118,9 +128,7 @@ class Engines(Faults):
             make(self.folder)
         leave = _nothing
         try:
-            spec, leave = cluster_spec(
-                self._n, self.hosts, launch, timeout_s=self._timeout, linger_s=self._linger_s
-            )
+            spec, leave = cluster_spec(self._n, self.hosts, launch, **self._seconds)
             supervisor.start(self.folder, spec)
             registry.enter(self.folder)
             self._adopt(spec, leave)

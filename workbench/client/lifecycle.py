@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.hosts.host import assign, probe, whole_host
@@ -23,6 +24,8 @@ LOOPBACK = "127.0.0.1"
 STORE = "server.sqlite"
 END_WITHIN_S = 5.0
 TICK_S = 0.02
+SECONDS = ("timeout_s", "lease_s", "suspicion_s", "linger_s")
+"""Fields of `ClusterSpec` that say how long is waited for what."""
 UNFINISHED: tuple[JobState, ...] = ("queued", "starting", "running", "stopping", "paused")
 
 
@@ -46,9 +49,7 @@ def cluster_spec(
     num_engines: int,
     hosts: Hosts | None = None,
     launch: Launch | None = None,
-    *,
-    timeout_s: float,
-    linger_s: float,
+    **seconds: Any,
 ) -> tuple[ClusterSpec, Callable[[], None]]:
     """What a supervisor is told, and a function that ends what was made for its engines only.
 
@@ -59,14 +60,13 @@ def cluster_spec(
         num_engines: how many engines take ranks.
         hosts: emulated hosts to run on; those that are not up are started here.
         launch: how engines get to other hosts. Their devices are known when those have come.
-        timeout_s: how long a rank waits for the others, in seconds.
-        linger_s: how long the cluster stays when nobody needs it, in seconds.
+        seconds: the fields of `SECONDS`.
 
     Raises:
         HostsError: the emulated hosts could not be made.
     """
     if launch is not None:
-        return ClusterSpec(launch=launch, timeout_s=timeout_s, linger_s=linger_s), _nothing
+        return ClusterSpec(launch=launch, **seconds), _nothing
     host = probe()
     if hosts is None:
         devices = (*assign(num_engines, host), whole_host(host))
@@ -74,8 +74,7 @@ def cluster_spec(
             devices=devices,
             sites=(HERE,) * len(devices),
             address=LOOPBACK,
-            timeout_s=timeout_s,
-            linger_s=linger_s,
+            **seconds,
         ), _nothing
     leave = _nothing
     if not hosts.is_up:
@@ -85,9 +84,8 @@ def cluster_spec(
         devices=(*hosts.devices(num_engines), whole_host(host)),
         sites=(*(hosts.site(index) for index in hosts.seating(num_engines)), HERE),
         address=hosts.address,
-        timeout_s=timeout_s,
-        linger_s=linger_s,
         bound_to=ProcessIdentity.here(),
+        **seconds,
     ), leave
 
 

@@ -1,14 +1,16 @@
 """Watches what runs: processes that stand still, slow ranks, and what the host has left.
 
-Ranks that were stopped by a signal are found within 1.5 s, with few looks at each:
+Ranks that were stopped by a signal are found soon, with few looks at each:
 
     every 0.25 s     the sizes of all ranks' files of rows: who reports works
     every 0.5 s      the kernel's word on those who do not report; at once on who has just ceased to
     every 0.1 s      that on those who are stopped, until they have been so for long enough
 
-So a rank that reports often costs one look at a size, and one that is stopped is found after
-0.5 + 0.5 + 0.1 s at the latest, and the time that the server's own turns take. A host that is busy
-stops nobody: however slow it is, its processes wait for the processor, which is another state.
+So a rank that reports often costs one look at a size, and one that is stopped for as long as
+somebody may be is found 0.5 + 0.1 s later, and the time that the server's own turns take. It is
+told of first, and ended where it has not gone on when its lease is over: whoever suspends a host
+for a moment loses nothing. A host that is busy stops nobody: however slow it is, its processes wait
+for the processor, which is another state.
 """
 
 import json
@@ -30,7 +32,6 @@ from workbench.server.work import Work
 from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.store import Store
 
-STOPPED_S = 0.5  # one that is stopped for less, or works in between, is slow
 SIZES_EVERY_S, STOPPED_EVERY_S = 0.25, 0.1
 
 Place = tuple[Work, Attempt, Rank]
@@ -41,10 +42,12 @@ class Standstill:
 
     Args:
         vitals: what the kernel says of their processes.
+        after_s: the seconds from which on one that is stopped, and does not work in between,
+            stands still.
     """
 
-    def __init__(self, vitals: Vitals) -> None:
-        self._vitals = vitals
+    def __init__(self, vitals: Vitals, after_s: float) -> None:
+        self._vitals, self._after_s = vitals, after_s
         self._silent: set[int] = set()  # processes that did not report before the last look
         self._stopped: list[Place] = []
         self._turn = 0
@@ -64,7 +67,7 @@ class Standstill:
             self._stopped_at = now
             for work, attempt, rank in self._stopped:
                 self._vitals.poll(rank.pid, now)
-                if self._vitals.stopped_s(rank.pid, now) >= STOPPED_S and not rank.has_ended:
+                if self._vitals.stopped_s(rank.pid, now) >= self._after_s and not rank.has_ended:
                     yield work, attempt, rank
 
     def _poll_all(self, places: list[Place], now: float) -> None:
@@ -182,7 +185,9 @@ class Monitor:
     def __init__(self, folder: Path, store: Store, spec: ClusterSpec, fleet: Fleet) -> None:
         self._store, self._spec, self._fleet = store, spec, fleet
         self._vitals, self._gpus = Vitals(folder), Gpus()
-        self._standstill, self._host = Standstill(self._vitals), HostHealth()
+        after_s = min(spec.suspicion_s, spec.lease_s)
+        self._standstill, self._host = Standstill(self._vitals, after_s), HostHealth()
+        self._suspected: dict[int, Place] = {}  # by process
         self._due: dict[Callable[..., None], float] = {}
 
     def poll(self, works: Iterable[Work], now: float) -> None:
@@ -210,11 +215,23 @@ class Monitor:
             what(running, now)
 
     def _end_stopped(self, running: list[tuple[Work, Attempt]], now: float) -> None:
-        """Ends ranks that were stopped by a signal, unless somebody said so."""
+        """Ends ranks that were stopped by a signal for too long, unless somebody said so."""
+        for pid, (work, _, rank) in list(self._suspected.items()):
+            if rank.has_ended or not self._vitals.is_stopped(pid):
+                del self._suspected[pid]
+                if not rank.has_ended:
+                    self._tell(work, f"rank {rank.number} goes on", "stopped", rank.place)
         for work, attempt, rank in self._standstill.poll(running, now):
             if rank.killed or self._fleet.records[rank.place].state == "paused":
                 continue
-            stopped_s = self._vitals.stopped_s(rank.pid, now)
+            stopped_s, lease_s = self._vitals.stopped_s(rank.pid, now), self._spec.lease_s
+            if stopped_s < lease_s:
+                if rank.pid not in self._suspected:
+                    self._suspected[rank.pid] = (work, attempt, rank)
+                    why = "stands still, stopped by a signal; it is ended if that lasts"
+                    text = f"rank {rank.number} {why} {lease_s:g} s"
+                    self._tell(work, text, "stopped", rank.place)
+                continue
             why = f"stood still for {stopped_s:.1f} s, stopped by a signal, and was ended"
             self._tell(work, f"rank {rank.number} {why}", "stopped", rank.place)
             attempt.kill(rank, why)
@@ -228,7 +245,7 @@ class Monitor:
             if (pid := engine.process.pid) in at_work:
                 continue
             self._vitals.poll(pid, now)
-            if (stopped_s := self._vitals.stopped_s(pid, now)) >= STOPPED_S:
+            if (stopped_s := self._vitals.stopped_s(pid, now)) >= self._spec.lease_s:
                 text = f"engine {engine.index} stood still for {stopped_s:.1f} s, stopped by a "
                 text += "signal while it had nothing to do, and was ended"
                 self._store.event(text, kind="stopped", level="warning", engine=engine.index)

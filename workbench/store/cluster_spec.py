@@ -95,6 +95,8 @@ class ClusterSpec:
         sites: the place where each of them runs.
         address: the address of this host at which all of them can reach it.
         timeout_s: the seconds that a rank waits for the others.
+        suspicion_s: the seconds after which a process that is stopped by a signal is told of.
+        lease_s: the seconds after which it is ended, and a host that is silent counts as lost.
         linger_s: the seconds that the cluster stays when nobody is attached and nothing is to be
             done.
         bound_to: the process that the cluster must not outlive, whatever it has to do; None: there
@@ -115,6 +117,8 @@ class ClusterSpec:
     sites: tuple[Site, ...] = ()
     address: str = ""
     timeout_s: float = 30.0
+    suspicion_s: float = 1.0
+    lease_s: float = 20.0
     linger_s: float = 60.0
     bound_to: ProcessIdentity | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -130,8 +134,9 @@ class ClusterSpec:
                 f"a cluster has a device and a site for each engine and for the assistant, got "
                 f"{len(self.devices)} devices and {len(self.sites)} sites"
             )
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, got {self.timeout_s}")
+        for name in ("timeout", "suspicion", "lease"):
+            if not (seconds := getattr(self, f"{name}_s")) > 0:
+                raise ValueError(f"{name} must be a positive number of seconds, got {seconds!r}")
         if not self.linger_s >= 0:
             raise ValueError(f"linger_s is a number of seconds, not negative, got {self.linger_s}")
 

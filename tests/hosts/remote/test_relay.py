@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,28 +48,41 @@ def reception(tmp_path) -> Iterator[Reception]:
 
 
 @pytest.fixture
-def place(tmp_path, reception) -> Iterator[tuple[str, str]]:
-    """Where an agent listens; it ends with the reception."""
+def agent(tmp_path, reception) -> "Iterator[subprocess.Popen[bytes]]":
+    """It ends with the reception."""
     (tmp_path / "agents").mkdir()
     arguments = [str(tmp_path), reception.nonce, reception.places, wire.ANY, "--mpi"]
     with subprocess.Popen([sys.executable, "-m", agent_module.MODULE, *arguments]) as agent:
         until(lambda: reception.there)
-        ((hello, reached),) = reception.there
-        assert (hello.address, reached) == ("127.0.0.1", "127.0.0.1")
-        yield hello.address, str(hello.port)
+        yield agent
         reception.close()
         assert agent.wait(SOON_S) == 0
 
 
-def relay(folder: Path, place: tuple[str, str], code: str) -> "subprocess.Popen[bytes]":
+@pytest.fixture
+def place(reception, agent) -> tuple[str, str]:
+    """Where the agent listens."""
+    ((hello, reached),) = reception.there
+    assert (hello.address, reached) == ("127.0.0.1", "127.0.0.1")
+    return hello.address, str(hello.port)
+
+
+@contextmanager
+def relay(
+    folder: Path, place: tuple[str, str], code: str, lease_s: float = 5.0
+) -> "Iterator[subprocess.Popen[bytes]]":
     module = "workbench.hosts.remote.relay"
     told = {"WORKBENCH_CARRIED": "", "WORKBENCH_ENGINE": "0", "WORKBENCH_PARENT": str(os.getpid())}
     told["WORKBENCH_CARRIED"] = "WORKBENCH_ENGINE"
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *place, str(folder), "python", "-c", code],
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *place, str(folder), str(lease_s), "python", "-c", code],
         env={**os.environ, **told},
         stdout=subprocess.PIPE,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def words(folder: Path) -> list[str]:
@@ -104,6 +118,33 @@ def test_signals_reach_an_engine_and_its_end_is_the_relays(tmp_path, place):
         pid = int(until(lambda: words(tmp_path)[:2])[1])
         last.kill()
         until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_host_that_is_suspended_for_a_moment_is_not_lost(tmp_path, place, agent):
+    with relay(tmp_path, place, STANDS, lease_s=4.0) as one:
+        pid = int(until(lambda: words(tmp_path)[:2])[1])
+        agent.send_signal(signal.SIGSTOP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            one.wait(1.5)
+        agent.send_signal(signal.SIGCONT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            one.wait(4.0)  # longer than what was left of the lease
+        assert state_of(int(pid)) != "T"
+        agent.send_signal(signal.SIGSTOP)
+        assert one.wait(SOON_S) == LOST
+        assert b"its host does not answer any more" in one.stdout.read()
+        agent.send_signal(signal.SIGCONT)
+
+
+def test_the_time_in_which_a_relay_stood_still_itself_does_not_count(tmp_path, place):
+    with relay(tmp_path, place, STANDS, lease_s=1.0) as one:
+        until(lambda: words(tmp_path)[:2])
+        one.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        one.send_signal(signal.SIGCONT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            one.wait(1.0)
+        one.kill()
 
 
 def test_an_engine_ends_with_the_supervisor(tmp_path, place, reception):

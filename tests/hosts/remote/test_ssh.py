@@ -29,7 +29,8 @@ def hosts() -> Iterator[wb.Hosts]:
 @pytest.fixture(scope="module")
 def cluster(hosts, tmp_path_factory) -> Iterator[wb.Cluster]:
     profile = str(hosts.ssh(tmp_path_factory.mktemp("profile"), engines=2))
-    with wb.Cluster(4, profile=profile, directory=tmp_path_factory.mktemp("runs")) as cluster:
+    runs = tmp_path_factory.mktemp("runs")
+    with wb.Cluster(4, profile=profile, directory=runs, lease=2.0) as cluster:
         yield cluster
     assert leftovers.gone_within(cluster.folder, LONG_S)
 

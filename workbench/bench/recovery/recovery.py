@@ -45,6 +45,8 @@ LARGE, LARGE_STEPS = 2, 48  # for each plan of VGG-11
 PAIRS, BLOCK = 5, 10  # of blocks, and steps of each, for the cost of checkpoints
 END_S = 600.0
 TIMEOUT_S = 60.0
+LEASE_S = 0.5
+"""Of ranks that are stopped: what is measured is the way back, not the wait for them."""
 Row = Mapping[str, Cell]
 
 
@@ -111,7 +113,7 @@ def survivors(batches: Iterable[Sequence[int]], at_once: int) -> Iterator[list[R
 def _cluster(engines: int) -> Iterator[Cluster]:
     with (
         tempfile.TemporaryDirectory() as directory,
-        Cluster(engines, directory=directory, timeout=TIMEOUT_S) as cluster,
+        Cluster(engines, directory=directory, timeout=TIMEOUT_S, lease=LEASE_S) as cluster,
     ):
         yield cluster
 

@@ -24,7 +24,7 @@ from workbench.hosts.remote.wire import ANY, KEY, Wire
 MODULE = "workbench.hosts.remote.agent"
 DIAL_S = 5.0
 SEEN_WITHIN_S = 15.0  # a folder that is new may not be seen at once through a network
-SILENT_S = 6.0  # a relay says something every quarter of a second
+SAY_WITHIN_S = 6.0  # what to start; then a relay says something every quarter of a second
 LAST_WORDS = 2000  # characters
 
 
@@ -129,7 +129,7 @@ class Serving:
         Raises:
             OSError: the relay has gone before it said what to start.
         """
-        told = relay.hear(SILENT_S)
+        told = relay.hear(SAY_WITHIN_S)
         if told is None:
             return
         log = Path(told["log"])
@@ -137,8 +137,9 @@ class Serving:
         watch = threading.Thread(target=_tell_end, args=(process, relay, log), daemon=True)
         watch.start()
         try:
-            # The relay's silence is a host or a way that was lost: it counts the engine as dead.
-            while (said := relay.hear(SILENT_S)) is not None:
+            # The relay's silence is a host or a way that was lost: it has counted the engine as
+            # dead long since.
+            while (said := relay.hear_awake(2 * told["lease_s"])) is not None:
                 if "signal" in said and process.poll() is None:
                     process.send_signal(said["signal"])
                 relay.say(stat=_stat(process.pid))

@@ -1,9 +1,10 @@
-"""Stands for an engine: `python -m workbench.hosts.remote.relay ADDRESS PORT FOLDER ...`.
+"""Stands for an engine: `python -m workbench.hosts.remote.relay ADDRESS PORT FOLDER LEASE ...`.
 
 The process, on the supervisor's host, that stands for an engine on another: its command line goes
 before the engine's, as `nsenter`'s would. It has the agent at ADDRESS start the engine, hands on
 the signals that it gets, and ends as the engine does. What the kernel says of the engine it
-writes into a file, for the job server, which looks there instead of into /proc.
+writes into a file, for the job server, which looks there instead of into /proc. A host that is
+silent for LEASE seconds counts as lost.
 
 SIGKILL ends it, and then the agent ends the engine. SIGSTOP would stop only the relay: who wants an
 engine on another host to stand still sends SIGTSTP.
@@ -23,8 +24,6 @@ from workbench.store.process import CARRIED, LOST, OWN_PID, UNREACHED, stat_file
 
 DIAL_S = 5.0
 SAY_EVERY_S = 0.25
-SILENT_S = 1.5  # then its host counts as lost
-GRACE_S = 0.25  # for what had come while this process itself stood still
 HANDED_ON = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
@@ -37,7 +36,7 @@ STAT_BYTES = 1024
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Returns never: ends this process as the engine has ended."""
-    address, port, place, _python, *options = arguments
+    address, port, place, lease, _python, *options = arguments
     folder = Path(place)
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # in the threads that follow, too
     try:
@@ -45,6 +44,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         agent.prove((folder / KEY).read_bytes(), first=True)
         agent.say(
             options=options,
+            lease_s=float(lease),
             environment=_environment(),
             log=str(folder / "agents" / f"engine-{os.environ['WORKBENCH_ENGINE']}.log"),
         )
@@ -53,12 +53,13 @@ def main(arguments: Sequence[str]) -> NoReturn:
         os._exit(UNREACHED)
     stat = stat_file(folder, os.getpid())
     stat.parent.mkdir(exist_ok=True)
-    threading.Thread(target=_follow, args=(agent, stat), daemon=True).start()
+    threading.Thread(target=_follow, args=(agent, stat, float(lease)), daemon=True).start()
     parent = int(os.environ["WORKBENCH_PARENT"])
     while os.getppid() == parent:
         got = signal.sigtimedwait(HANDED_ON, SAY_EVERY_S)
         with suppress(OSError):  # the other thread sees it as well, and why
-            if got is None:
+            # CPython gives what no signal is where this process was stopped past the time.
+            if got is None or got.si_signo not in HANDED_ON:
                 agent.say()
             else:
                 agent.say(signal=HANDED_ON[signal.Signals(got.si_signo)])
@@ -71,11 +72,11 @@ def _environment() -> dict[str, str]:
     return {**{name: os.environ[name] for name in carried}, OWN_PID: str(os.getpid())}
 
 
-def _follow(agent: Wire, stat: Path) -> None:
+def _follow(agent: Wire, stat: Path, lease_s: float) -> None:
     """Takes what the agent says, and ends this process when the engine has ended."""
     code, file = LOST, os.open(stat, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        while (said := agent.hear(SILENT_S) or agent.hear(GRACE_S)) is not None:
+        while (said := agent.hear_awake(lease_s)) is not None:
             if "ended" in said:
                 print(said["said"], flush=True)
                 code = said["ended"]

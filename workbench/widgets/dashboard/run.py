@@ -207,7 +207,7 @@ class Status:
                 "the job again, or dashboard.run = cluster.jobs[id] has it do so."
             )
         return (
-            "Nothing that was measured is lost: run.metrics has every step so far, and "
+            "Nothing that was measured is lost: run.metrics has the steps so far, and "
             "run.directory the last checkpoint. print(run.error) shows the whole message; once "
             "its cause is gone, Resume goes on from there."
         )
