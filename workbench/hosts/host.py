@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from secrets import token_hex
 
 import psutil
 import pynvml
@@ -259,6 +260,7 @@ def rank_configs(
         timeout_s: the seconds that a rank waits for the others.
     """
     address, _, port = meeting.rpartition(":")
+    secret = token_hex(16)
     return [
         RankConfig(
             rank=rank,
@@ -270,6 +272,7 @@ def rank_configs(
             device="cuda:0" if device.kind == "cuda" else "cpu",
             threads=device.threads,
             host=device.host,
+            secret=secret,
         )
         for rank, device in enumerate(devices)
     ]

@@ -12,6 +12,7 @@ from tests.ranks import all_ranks
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.collectives import all_gather, broadcast
 from workbench.comm.groups.errors import CommTimeout, PeerLost
+from workbench.comm.groups.sealed_store import SealedStore
 from workbench.comm.groups.watch import PeerWatch
 from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.placement.placement import Shard
@@ -185,6 +186,6 @@ def test_whoever_leaves_a_world_with_an_error_says_so():
     with pytest.raises(ArithmeticError):
         with World.open(RankConfig(0, 1, "127.0.0.1", store.port, "a world", threads=threads)):
             raise ArithmeticError("enough")
-    notes = dist.PrefixStore("a world", store)
+    notes = SealedStore(dist.PrefixStore("a world", store), "")
     assert notes.check(["given up"])
     assert notes.get("given up") == b"rank 0 gave up after ArithmeticError: enough"

@@ -21,6 +21,7 @@ from workbench.comm.groups import world as world_module
 from workbench.comm.groups.errors import CommTimeout, PeerLost
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.record import Recorder
+from workbench.comm.groups.sealed_store import SealedStore
 from workbench.comm.groups.world import RankConfig, World, backend_of
 from workbench.plan.placement.placement import Shard
 
@@ -116,8 +117,9 @@ def test_a_rank_takes_what_the_devices_of_all_ask_for(monkeypatch):
     monkeypatch.setattr(dist, "init_process_group", asked)
     for number, beside in enumerate((["gpu a", "gpu b"], ["gpu a", "cpu"])):
         monkeypatch.setattr(world_module, "_device_name", lambda _device: "gpu c")
+        notes = SealedStore(dist.PrefixStore(f"world {number}", store), "")
         for rank, device in enumerate(beside, start=1):
-            store.set(f"world {number}/the world to open/{rank}", device)
+            notes.set(f"the world to open/{rank}", device)
         config = RankConfig(0, 3, "127.0.0.1", store.port, f"world {number}", threads=threads)
         with pytest.raises(RuntimeError, match="enough"), World.open(config):
             pass

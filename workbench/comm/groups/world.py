@@ -14,11 +14,12 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from workbench.comm.groups.group import Group, GroupLink
 from workbench.comm.groups.host import HostMemory
 from workbench.comm.groups.record import Recorder
+from workbench.comm.groups.sealed_store import SealedStore
 from workbench.comm.groups.watch import AsyncWork, PeerWatch, Waiters
 from workbench.comm.shared_memory.buffer import SharedBuffer
 from workbench.comm.shared_memory.gpu_memory import memory_of
@@ -45,7 +46,7 @@ class World:
         store: a store of small notes that all ranks of this world can read.
     """
 
-    def __init__(self, config: RankConfig, store: Store) -> None:
+    def __init__(self, config: RankConfig, store: SealedStore) -> None:
         self.rank, self.size = config.rank, config.world_size
         self.device = torch.device(config.device)
         self.recorder, self.store = Recorder(), store
@@ -59,7 +60,8 @@ class World:
         try:
             dist.init_process_group(
                 backend,
-                store=store,
+                # NCCL reads its notes also from threads of its own, which Python may not outlive.
+                store=store.inner if backend == "nccl" else store,
                 rank=self.rank,
                 world_size=self.size,
                 timeout=self._patience,
@@ -100,7 +102,8 @@ class World:
         meeting_place = dist.TCPStore(  # type: ignore[attr-defined]  # public, though not listed
             config.address, config.port, timeout=_patience(config)
         )
-        world = cls(config, PrefixStore(config.prefix, meeting_place))
+        notes = PrefixStore(config.prefix, meeting_place)
+        world = cls(config, SealedStore(notes, config.secret))
         try:
             # Whoever left while others were still connecting would make their connecting fail.
             world._watch.meet("all to be connected", "")

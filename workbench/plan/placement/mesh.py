@@ -14,7 +14,7 @@ Source: SplitBrain's group model parallelism (arXiv:2112.15317), stated in split
 MP_g = {r : r // k = g} and PEER_s = {r : r % k = s}.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from workbench.plan.errors import PlanError
 
@@ -79,6 +79,8 @@ class RankConfig:
             and not through gloo.
         host: the name of this rank's host, if several are emulated on one: ranks with different
             names share no memory. Real hosts need no names.
+        secret: what the ranks of this world know and nobody else: the notes by which they find each
+            other are under a MAC with it.
     """
 
     rank: int
@@ -91,3 +93,4 @@ class RankConfig:
     threads: int = 1
     shared_memory: bool = True
     host: str = ""
+    secret: str = field(default="", repr=False)
