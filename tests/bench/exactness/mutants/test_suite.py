@@ -10,6 +10,7 @@ from workbench.bench.__main__ import main
 from workbench.bench.exactness.mutants import planting
 from workbench.bench.exactness.mutants.faults import faults
 from workbench.bench.exactness.mutants.suite import Observed, Outcome, attempt, observe, verdict
+from workbench.bench.exactness.mutants.witness import CALLS_IN_VAIN
 
 HOUSE = Path(__file__).resolve().parents[4] / "workbench"
 FILE = "workbench/plan/small.py"
@@ -143,6 +144,22 @@ def test_what_runs_behind_too_deep_a_recursion_is_seen(root, tmp_path):
     seen = observe(root, tmp_path / "observed", [FILE], ["tests"])
     fault, *_ = (f for f in faults(SOURCE, FILE) if f.old == "total > 0")
     assert "tests/test_small.py::test_first" in {t.name for t in seen.near(fault, most_s=60.0)}
+
+
+def test_what_is_called_often_is_not_watched_for_ever(root, tmp_path):
+    often = "def test_often():\n    for _ in range(2 * %d):\n        part([5, 6], 0, 2)\n"
+    often += "    part([5, 6], 1, 2)\n\n\ndef test_after():\n    part([5, 6], 1, 2)\n"
+    (root / "tests" / "test_often.py").write_text(
+        f"from workbench.plan.small import part\n\n\n{often % CALLS_IN_VAIN}"
+    )
+    seen = observe(root, tmp_path / "observed", [FILE], ["tests/test_often.py"])
+
+    def near(old):
+        fault, *_ = (f for f in faults(SOURCE, FILE) if f.old == old)
+        return [test.name.rpartition("::")[2] for test in seen.near(fault, most_s=60.0)]
+
+    assert sorted(near("total > 0")) == ["test_after", "test_often"]
+    assert near("total += rank") == ["test_after"]  # which watches anew
 
 
 def test_a_hang_is_a_kill_and_what_nothing_shows_survives(root, tmp_path, monkeypatch):

@@ -3,7 +3,8 @@
 Ranks are processes of their own. Each of them finds a `sitecustomize` on its path, which calls
 `start` here; then it records every executed line of the watched files, with the number of the
 running test, which pytest's process keeps in a shared file (observer.py). A record is written at
-once, since ranks are killed.
+once, since ranks are killed. Code that shows nothing new in many calls is not watched any more in
+that test: brute force calls the same functions a million times.
 """
 
 import mmap
@@ -23,6 +24,7 @@ FOLDER, FILES = "WORKBENCH_WITNESS", "WORKBENCH_WITNESSED"
 _TURN = struct.Struct("<I")
 _RECORD = struct.Struct("<III")  # test, file, line
 NO_TEST = 0
+CALLS_IN_VAIN = 300
 
 # file -> line -> numbers of the tests that execute it
 Executed = dict[str, dict[int, set[int]]]
@@ -83,6 +85,7 @@ class _Witness:
         self._known: dict[CodeType, int | None] = {}
         self._test = NO_TEST
         self._seen: set[tuple[int, int]] = set()
+        self._in_vain: dict[CodeType, int] = {}  # calls since the last new line
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         """Python's hook for calls: watches the lines of code in watched files."""
@@ -91,17 +94,25 @@ class _Witness:
             file = self._known[code]
         except KeyError:
             file = self._known[code] = self._files.get(code.co_filename)
-        return None if file is None else self._line
+        if file is None:
+            return None
+        self._turn_to_test()
+        calls = self._in_vain[code] = self._in_vain.get(code, 0) + 1
+        return self._line if calls <= CALLS_IN_VAIN else None
+
+    def _turn_to_test(self) -> None:
+        (test,) = _TURN.unpack(self._turn)
+        if test != self._test:
+            self._test, self._seen, self._in_vain = test, set(), {}
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
-            (test,) = _TURN.unpack(self._turn)
-            if test != self._test:
-                self._test, self._seen = test, set()
+            self._turn_to_test()
             file = self._known[frame.f_code]
             assert file is not None
             key = file, frame.f_lineno
             if key not in self._seen:
                 self._seen.add(key)
-                self._out.write(_RECORD.pack(test, *key))
+                self._in_vain[frame.f_code] = 0
+                self._out.write(_RECORD.pack(self._test, *key))
         return self._line
