@@ -228,3 +228,38 @@ def test_a_rank_that_is_silent_is_ended_unless_it_waits_for_a_disk(tmp_path, wai
         monitor._poll_rows([(work, attempt)], 1000.0)
         assert bool(attempt.ranks[0].killed) != waits_for_a_disk
         process.kill()
+
+
+def test_the_time_in_which_the_server_stood_still_itself_counts_against_nobody(tmp_path):
+    """As where a whole host is suspended: all of it goes on, and ranks not before the server."""
+    store = Store(tmp_path / "server.sqlite", create=True)
+    job = store.submit(Request(kind="train", name="run", task="a:b", engines=1))
+    spec = SimpleNamespace(timeout_s=30.0, suspicion_s=1.0, lease_s=20.0)
+    records = {0: SimpleNamespace(state="busy")}
+    fleet = SimpleNamespace(records=records, living=lambda: (), died=())
+    monitor = Monitor(tmp_path, store, spec, fleet)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        places = (0,), (ProcessIdentity.of(process.pid),)
+        attempt, work = Attempt(job, 1, tmp_path, *places), Work(store.job(job), 0.0)
+        work.attempt, rank = attempt, attempt.ranks[0]
+        assert rank.files.begin()
+        rank.files.rows.write_bytes(pack_row(rows(1, 0.1)[0]))
+        attempt.none_has_begun()
+        monitor.poll([work], 0.0)
+        os.kill(process.pid, signal.SIGSTOP)
+        until_stopped(process.pid)
+        for halves in range(2, 10):
+            monitor.poll([work], halves / 2)
+        assert [event.kind for event in store.events(job=job)] == ["stopped"]
+        for now in (10_000, 10_001, 10_010, 10_011):
+            monitor.poll([work], now)
+        assert not rank.killed
+        for now in range(10_012, 10_030):
+            monitor.poll([work], now)
+        assert rank.killed.startswith("stood still for 2")  # those 20 s that were seen
+        process.kill()
+
+
+def until_stopped(pid: int) -> None:
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)

@@ -14,6 +14,7 @@ for the processor, which is another state.
 """
 
 import json
+import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -170,6 +171,8 @@ BACKUP_EVERY_S = 3600.0
 # is silent for 3 time-outs and for 20 of its longest steps is hung, and is killed; but not while it
 # says that it waits for a disk: slow is not dead.
 SILENT_TIMEOUTS, SILENT_STEPS = 3.0, 20.0
+# Who looks so seldom was stopped, as all were perhaps: by `scontrol suspend`.
+OWN_GAP_S = 2.0
 
 
 class Monitor:
@@ -189,6 +192,7 @@ class Monitor:
         self._standstill, self._host = Standstill(self._vitals, after_s), HostHealth()
         self._suspected: dict[int, Place] = {}  # by process
         self._due: dict[Callable[..., None], float] = {}
+        self._polled_at = math.inf
 
     def poll(self, works: Iterable[Work], now: float) -> None:
         """Does what is due.
@@ -198,10 +202,20 @@ class Monitor:
             now: seconds of a monotonic clock.
         """
         running = [(work, work.attempt) for work in works if work.attempt is not None]
+        self._excuse(running, now)
         self._end_stopped(running, now)
         self._at(self._end_stopped_idle, IDLE_EVERY_S, running, now)
         self._at(self._poll_rows, ROWS_EVERY_S, running, now)
         self._at(self._poll_engines, HEALTH_EVERY_S, running, now)
+
+    def _excuse(self, running: list[tuple[Work, Attempt]], now: float) -> None:
+        """Does not count against anybody the time in which this process stood still itself."""
+        gap = now - self._polled_at
+        self._polled_at = now
+        if gap > OWN_GAP_S:
+            self._vitals.excuse(gap)
+            for work, _ in running:
+                work.moved_at += gap
 
     def _at(
         self,

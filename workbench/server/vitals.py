@@ -118,6 +118,12 @@ class Vitals:
         if (seen := self._seen.get(pid)) is not None:
             seen.stopped_at = None
 
+    def excuse(self, seconds: float) -> None:
+        """Does not count the last seconds, in which nobody looked."""
+        for seen in self._seen.values():
+            if seen.stopped_at is not None:
+                seen.stopped_at += seconds
+
     def is_stopped(self, pid: int) -> bool:
         """Whether it was stopped by a signal when it was last looked at."""
         seen = self._seen.get(pid)
