@@ -130,6 +130,17 @@ def test_rounds_gather_the_next_rows_ahead():
     assert {one.on.round for one in taken} == {0, 1}
 
 
+def test_in_rounds_all_but_the_first_pass_add():
+    program = program_of(experiment(PAIRS.with_rounds("B/K"), accumulate=3))
+    backward = [one for one in program.instructions if isinstance(one, Backward)]
+    assert {(one.on.micro_batch, one.on.round) for one in backward} == {
+        (micro_batch, number) for micro_batch in range(3) for number in (None, 0, 1)
+    }
+    for one in backward:
+        if one.operation.layer is not None and one.operation.layer.weights:
+            assert one.adds == (one.on.micro_batch > 0 or (one.on.round or 0) > 0), one
+
+
 def test_sums_begin_in_the_last_round():
     """Those of the tail behind its last backward pass, and the head's behind its own."""
     sync = wb.Synchronous(bucket_bytes=1)

@@ -17,7 +17,7 @@ from workbench.model.vision import torchvision
 from workbench.plan.experiment.experiment import CIFAR10, Digits, ImageFolder, Synthetic
 from workbench.plan.experiment.task import Text
 from workbench.plan.inputs import Input
-from workbench.train.data.built_in import fit
+from workbench.train.data.built_in import Centres, Sequences, fit
 from workbench.train.data.feed import order, rows_of_step
 from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError
@@ -189,6 +189,28 @@ def test_synthetic_images_can_be_learnt(shape):
     assert len(test) == 64
     guess = (unseen.flatten(1) @ weight.T).argmax(dim=1)
     assert (guess == truth).double().mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("split", "part", "sums"),
+    [
+        ("train", 0, [500.27, 21.782, 949, 936]),
+        ("train", 1, [529.104, 15.759, 1015, 867]),
+        ("test", 0, [488.023, 21.155, 748, 883]),
+        ("test", 2, [478.122, 16.611, 902, 869]),
+    ],
+)
+def test_synthetic_data_are_the_same_in_every_version(split, part, sums):
+    """Figures that were written down, and runs that are compared, rest on these values."""
+    data, rows = Synthetic(samples=16, classes=3), torch.arange(4)
+    every = (
+        Centres(data, (2, 8, 8), split, part),
+        Centres(data, (5,), split, part),
+        Sequences(data, (9,), split, 50, part),
+        Sequences(data, (9,), split, 50, part, per_token=True),
+    )
+    found = [one.batch(rows)[0].double().abs().sum().item() for one in every]
+    assert found == pytest.approx(sums, abs=0.01)
 
 
 def test_synthetic_test_images_are_new():

@@ -60,7 +60,7 @@ _BYTES = 256
 _TENTH = 10
 _NO_LIBRARY = ("site-packages", "dist-packages", "test")  # not on every machine
 _REPLACED = 0.25  # of the tokens of a sequence
-_CENTRES_SEED = 1 << 40  # beyond every sample's own seed, which is its number
+_CENTRES_SEED = 1 << 40
 _INPUTS_APART = 0x9E3779B1  # of 32 bits, which are all that torch's generator takes of a seed
 
 
