@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from tests.plan.graphs import mlp
+from tests.plan.placement.test_tied import language
 from workbench.plan import SGD, Experiment, Plan
 from workbench.plan.experiment import task
 from workbench.plan.experiment.task import (
@@ -254,3 +255,15 @@ def test_an_experiment_has_the_objects_that_it_is_given():
     assert given.data.train.held is ROWS
     assert given.loss.is_mean
     assert given.metrics["mean"].sums.held is len
+
+
+def test_what_evaluations_report_besides_the_loss():
+    fields = dict(data="synthetic", optimizer=SGD(lr=0.1), steps=1)
+    labels = Experiment(plan=Plan.data_parallel(mlp(4, 4), 2), **fields)
+    assert labels.figures == ("accuracy",)
+    tokens = Experiment(plan=Plan.data_parallel(language(), 2), **fields)
+    assert tokens.figures == ("accuracy", "perplexity")
+    own = labels.replace(loss=torch.nn.functional.cross_entropy)
+    assert own.figures == ()
+    assert own.replace(metrics={"mean": len, "sum": len}).figures == ("mean", "sum")
+    assert labels.replace(metrics={"mean": len}).figures == ("mean",)

@@ -47,7 +47,7 @@ def together(
         PlanError: it cannot have that choice, or another layer cannot hold the weights so.
     """
     found = {name: choice}
-    if name not in graph.shares_weights or choice.is_own:
+    if name not in graph.shares_weights:
         return found
     check(graph[name], choice, world_size)
     owner, layer = sharing(graph, name)[0], graph[name]
