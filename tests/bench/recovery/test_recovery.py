@@ -42,8 +42,13 @@ def test_what_is_killed_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
     assert main(["recovery", "--quick", "--json", "found.json"]) == 0
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["figures"]["kills_survived"]["min"] == 1.0
-    assert {row["kind"] for row in found["rows"]} == {
+    kills = [row for row in found["rows"] if "kind" in row]
+    assert {row["kind"] for row in kills} == {
         "engine SIGKILL",
         "engine SIGSTOP",
         "server SIGKILL",
     }
+    stumbles = [row for row in found["rows"] if "hiccup" in row]
+    assert [(row["goes on"], row["attempts lost"]) for row in stumbles] == [("yes", 0)] * 2
+    assert found["figures"]["hiccups_lost"]["max"] == 0
+    assert found["figures"]["hiccups_loss_difference"]["max"] == 0

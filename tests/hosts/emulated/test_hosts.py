@@ -76,6 +76,32 @@ def said(process: "subprocess.Popen[str]", *, told: str = "", status: int = 0) -
     return text
 
 
+REACHES = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1.0).close()
+    print("reached")
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_a_host_without_its_cable_reaches_nobody_and_nobody_it(hosts):
+    with python(hosts, 1, RECEIVE, 1) as server:
+        port = server.stdout.readline().split()[1]
+        ends = [(0, hosts.addresses[1]), (2, hosts.addresses[1])]
+        hosts.disconnect(1)
+        try:
+            for index, address in ends:
+                assert said(python(hosts, index, REACHES, address, port)) == "TimeoutError\n"
+            own = said(python(hosts, 1, REACHES, hosts.addresses[0], port))
+            assert own in ("TimeoutError\n", "OSError\n")
+        finally:
+            hosts.reconnect(1)
+        assert said(python(hosts, 0, REACHES, hosts.addresses[1], port)) == "reached\n"
+        assert server.wait(60.0) == 0
+
+
 @pytest.mark.parametrize(
     ("count", "options", "match"),
     [

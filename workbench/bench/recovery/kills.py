@@ -11,8 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torch import nn
-
 from workbench.bench.report import Cell
 from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
@@ -75,7 +73,6 @@ class Target:
         store: the store of the cluster's job server.
         experiment: the experiment that trains.
         other: the plan that it is resharded to.
-        module: the model, if it is not built by name.
         killed: the process ids of engines that were killed or stopped here.
         ended_servers: the times at which a server was killed, in seconds since the epoch.
     """
@@ -84,7 +81,6 @@ class Target:
     store: Store
     experiment: Experiment
     other: Plan
-    module: nn.Module | None = None
     killed: set[int] = field(default_factory=set)
     ended_servers: list[float] = field(default_factory=list)
 
@@ -138,7 +134,7 @@ class Target:
             time.sleep(LOOK_S)
 
     def _begun(self) -> Run:
-        return self.cluster.train(self.experiment, module=self.module)
+        return self.cluster.train(self.experiment)
 
     def _await(self, kill: Kill, run: Run, job: int) -> None:
         """Waits for the kill's moment, or the end of the run."""

@@ -15,6 +15,8 @@ The cost of checkpoints that are written beside the steps is that of
 Both kinds of steps are of one run, in turns, so that other changes on a machine affect both. A
 block's time is from the row of the step before it to its last step's: it contains the copy and the
 wait for an earlier checkpoint, which are between two steps.
+
+A last part counts hiccups that are taken for faults (`hiccups.py`): there must be none.
 """
 
 import sys
@@ -27,6 +29,7 @@ from typing import Literal
 from torch import nn
 
 from workbench.bench.progress import Part, Progress
+from workbench.bench.recovery.hiccups import ward
 from workbench.bench.recovery.kills import CLOSE, KINDS, Kill, Target
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
@@ -40,6 +43,7 @@ from workbench.store.store import Store
 ENGINES, RANKS = 4, 2
 AT_ONCE = 2  # small runs; others take their engines while those of the last ones are replaced
 KILLS, STEPS = 200, 160
+HICCUPS = 60
 BATCH = 10  # kills, after which there is a report
 LARGE, LARGE_STEPS = 2, 48  # for each plan of VGG-11
 PAIRS, BLOCK = 5, 10  # of blocks, and steps of each, for the cost of checkpoints
@@ -51,14 +55,16 @@ Row = Mapping[str, Cell]
 
 
 def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
-    """Kills 200 small runs and 4 of VGG-11; `quick`: 3 small ones and none."""
+    """Kills 200 small runs and 4 of VGG-11, and 60 hiccups; `quick`: 3 small ones, 2 hiccups."""
     seeds = range(len(KINDS) if quick else KILLS)
     batches = [seeds[first : first + BATCH] for first in seeds[::BATCH]]
     large = [] if quick else [Part("VGG-11", 2, 120), Part("checkpoints", 1, 180)]
-    progress.begin(Part("kills", len(batches), 10 * min(BATCH, len(seeds))), *large)
+    stumbles = Part("hiccups", 2 if quick else HICCUPS, 10)
+    progress.begin(Part("kills", len(batches), 10 * min(BATCH, len(seeds))), *large, stumbles)
     small: list[Row] = []
     rows: list[Row] = []
     costs: list[float] = []
+    hiccups: list[Row] = []
     if progress.wants("kills"):
         for found in survivors(progress.each("kills", batches), 1 if quick else AT_ONCE):
             small += found
@@ -71,14 +77,31 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
             for _ in progress.each("checkpoints"):
                 costs += _costs(cluster)
                 yield _report(small, rows, costs)
+    if progress.wants("hiccups"):
+        with ward(_small_experiment()) as one:
+            for _ in progress.each("hiccups"):
+                hiccups.append(_told(one.stumble()))
+                yield _report(small, rows, costs, hiccups)
+            yield _report(small, rows, costs, hiccups, one.difference())
 
 
-def _report(small: list[Row], large: list[Row], costs: list[float]) -> Report:
+def _report(
+    small: list[Row],
+    large: list[Row],
+    costs: list[float],
+    hiccups: Sequence[Row] = (),
+    difference: float | None = None,
+) -> Report:
     rows = [*small, *large]
     figures = _figures(rows, large or small) if rows else {}
+    if hiccups:
+        figures["hiccups_lost"] = Figure.of([float(str(hiccups[-1]["attempts lost"]))])
+        figures["hiccups_go_on_after_s"] = Figure.of([float(str(h["after s"])) for h in hiccups])
+    if difference is not None:
+        figures["hiccups_loss_difference"] = Figure.of([difference])
     return Report(
         "recovery",
-        tuple(rows),
+        (*rows, *hiccups),
         figures | ({"checkpoint_cost": Figure.of(costs)} if costs else {}),
         (
             f"survived: finished, with the final loss of a run that nothing was done to, to "
@@ -90,6 +113,8 @@ def _report(small: list[Row], large: list[Row], costs: list[float]) -> Report:
             "steps_lost: checkpoints are written every 10 steps, beside the steps that follow.",
             f"checkpoint_cost: what one every {BLOCK} steps of VGG-11, data parallel,"
             " adds to their time, as a part of it; steps with and without in turns, in one run.",
+            "hiccups: a rank, or a host's link, stands still for 2 to 10 s; lost are attempts that "
+            "were given up, and the loss is compared in every step with an undisturbed run's.",
         ),
         engines=ENGINES,
     )
@@ -119,6 +144,12 @@ def _cluster(engines: int) -> Iterator[Cluster]:
 
 
 def _small(cluster: Cluster) -> Target:
+    experiment = _small_experiment()
+    other = Plan.hybrid(experiment.plan.graph, RANKS)
+    return Target(cluster, Store(cluster.folder / STORE), experiment, other)
+
+
+def _small_experiment() -> Experiment:
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.ReLU(),
@@ -127,11 +158,8 @@ def _small(cluster: Cluster) -> Target:
         nn.ReLU(),
         nn.Linear(128, 10),
     )
-    graph = trace(net, input_shape=(3, 16, 16))
-    plan, other = Plan.data_parallel(graph, RANKS), Plan.hybrid(graph, RANKS)
-    return Target(
-        cluster, Store(cluster.folder / STORE), _experiment(plan, "fp64", STEPS), other, net
-    )
+    plan = Plan.data_parallel(trace(net, input_shape=(3, 16, 16)), RANKS)
+    return _experiment(plan, "fp64", STEPS)
 
 
 def _large(cluster: Cluster, which: int) -> Iterable[Row]:

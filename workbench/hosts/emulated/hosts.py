@@ -170,6 +170,28 @@ class Hosts:
         environment = [f"{name}={value}" for name, value in INTERFACE.items()]
         return [*join, *site.enter, "taskset", "-c", cores, "env", *environment, *argv]
 
+    def disconnect(self, index: int) -> None:
+        """Pulls a host's cable: nothing reaches it, or leaves it, until `reconnect`.
+
+        Args:
+            index: the index of the host.
+
+        Raises:
+            HostsError: the hosts are not there.
+        """
+        self._there().network.set_port(index, "down")
+
+    def reconnect(self, index: int) -> None:
+        """Puts a host's cable back; what was sent meanwhile is sent again, where it is TCP's.
+
+        Args:
+            index: the index of the host.
+
+        Raises:
+            HostsError: the hosts are not there.
+        """
+        self._there().network.set_port(index, "up")
+
     def ssh(self, folder: str | Path, engines: int = 1) -> Path:
         """Lets people log into the hosts, as into any on a network: for practice.
 

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
@@ -118,6 +119,14 @@ class HostNetwork:
     def namespace(self, index: int) -> Path:
         """Returns the file that stands for a host's network namespace."""
         return NAMESPACES / f"{self.tag}-host{index}"
+
+    def set_port(self, index: int, state: Literal["up", "down"]) -> None:
+        """Has the switch's port of a host let packets pass, or none in either direction.
+
+        Raises:
+            HostsError: it could not be done.
+        """
+        call("ip", "-n", f"{self.tag}-switch", "link", "set", f"port{index}", state)
 
 
 def make(tag: str, count: int, link: ShapedLink) -> HostNetwork:

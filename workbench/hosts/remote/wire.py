@@ -23,7 +23,9 @@ LARGEST = 1 << 20
 HASH, MAC_BYTES = "sha256", 32
 SLICE_S = 0.25
 PATIENCE_S = 10  # for one answer, while two ends prove who they are
-KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+# Five minutes: a link that is down for less is not lost; who says something all the time is missed
+# sooner, when its lease is over.
+KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 19}
 
 
 def new_key(folder: Path) -> bytes:
