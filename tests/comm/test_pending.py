@@ -78,9 +78,13 @@ def polled(world, algorithm):
     return early, flat.tolist()
 
 
-@pytest.mark.parametrize("algorithm", ["backend", "ring", "direct"])
-def test_it_is_there_when_it_says_so(on_ranks, algorithm):
-    assert on_ranks(2, polled, algorithm) == [(False, [3.0] * 5), (None, [3.0] * 5)]
+@pytest.mark.parametrize(
+    ("algorithm", "hosts"),
+    [("backend", ()), ("ring", ()), ("direct", ()), ("hierarchical", ("a", "b"))],
+)
+def test_it_is_there_when_it_says_so(on_ranks, algorithm, hosts):
+    answers = on_ranks(2, polled, algorithm, hosts=hosts)
+    assert answers == [(False, [3.0] * 5), (None, [3.0] * 5)]
 
 
 def half_types(world):

@@ -1,9 +1,17 @@
 """Who has something to compute in a layer."""
 
 import pytest
+import torch
+from torch import nn
 
+from tests.layers.nets import Memory
 from tests.plan import graphs
+from workbench.layers.context import BatchContext
+from workbench.layers.cut import cut
+from workbench.layers.cut_model import group_specs
+from workbench.layers.idle import Idle
 from workbench.layers.local import idles
+from workbench.model.tracing.trace import trace
 from workbench.plan.plan import Plan
 
 
@@ -15,3 +23,20 @@ def test_a_rank_without_inputs_or_outputs_idles(scheme):
     )
     assert [idles(graph["fc1"], plan.flow, rank) for rank in range(2)] == [False, True]
     assert not any(idles(graph["fc0"], plan.flow, rank) for rank in range(2))
+
+
+def idling(world):
+    """How many parts of its model idle on a rank."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    shares = dict(group_size=3, shares=(2, 0, 1))
+    plan = Plan.data_parallel(trace(net, input_shape=(6,)), 3)
+    plan = plan.with_layer("1", scheme="shard_out", **shares)
+    plan = plan.with_layer("3", scheme="shard_in", **shares)
+    context, groups = BatchContext(world.rank, (1, 1, 1), seed=0), world.groups(group_specs(plan))
+    model = cut(plan, context, groups, Memory(net.state_dict()), device=torch.device("cpu"))
+    return sum(isinstance(part, Idle) for part in model.traced.modules())
+
+
+def test_each_rank_idles_where_it_has_nothing_itself(on_ranks):
+    assert on_ranks(3, idling) == [0, 3, 0]  # the two cut layers, and what is between them

@@ -104,3 +104,18 @@ def test_wrong_ones_fail_where_they_are_wrong(algorithm, failing):
     wrong = {what for what, check in found.items() if not check.ok}
     assert {next(f for f in [*failing, what] if what.startswith(f)) for what in wrong} == failing
     assert all(" on " in found[what].said for what in wrong)  # which case it was
+
+
+class Alone(Tree):
+    """Right with others, and wrong where a rank has none."""
+
+    def rounds(self, flat, members, me):
+        if len(members) == 1:
+            flat *= 2
+        yield from super().rounds(flat, members, me)
+
+
+def test_one_rank_is_a_case_too():
+    wrong = [check for check in checks_of(Alone()) if not check.ok]
+    assert wrong
+    assert all(" on 1 ranks" in check.said for check in wrong)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.own_sums import Sign
 from tests.plan.graphs import mlp
 from workbench.plan import SGD, Codec, Experiment, ExperimentError, Plan, Synchronous
 from workbench.plan.experiment.codec import as_codec
@@ -97,3 +98,8 @@ def test_what_cannot_be_is_refused(fields, said):
     with pytest.raises(ExperimentError) as caught:
         Synchronous(**fields)
     assert said in str(caught.value)
+
+
+def test_nothing_is_encoded_of_no_values_whatever_a_codec_says():
+    codec = as_codec(Sign())
+    assert [codec.encoded_bytes(length) for length in (0, 1, 2)] == [0, 5, 6]

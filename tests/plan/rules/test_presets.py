@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.graphs import Builder, mlp, transformer, vgg
-from workbench.plan.graph import Graph
+from workbench.plan.graph import Graph, Weight
+from workbench.plan.inputs import Input
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.plan import Plan
 from workbench.plan.rules.presets import layer_decisions
@@ -89,3 +90,14 @@ def test_shared_weights_are_named():
         ("twice", "shared"),
         ("last", "cut"),
     ]
+
+
+def test_a_table_is_as_heavy_as_all_that_use_it():
+    table = Weight("table.weight", (12, 6), aliases=("first.weight", "second.weight"))
+    builder = Builder((4,)).add("table", "embedding", (4, 6), weights=(table,), num_embeddings=12)
+    builder.add("first", "linear", (4, 12), flops=576, shared="table").linear("back", 6)
+    builder.add("second", "linear", (4, 12), flops=576, shared="table")
+    graph = builder.graph()
+    graph = replace(graph, inputs=(Input(graph.input_shape, vocabulary=12),))
+    (found,) = [one for one in layer_decisions(graph) if one.layer.name == "table"]
+    assert found.flops == (576 + 576) / graph.flops

@@ -4,9 +4,11 @@ import shutil
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
 from torch.testing import assert_close
 
 from tests.train.checkpoint import saving
+from workbench.model.tracing.trace import trace
 from workbench.model.weights.slices import PieceSet
 from workbench.plan.experiment.experiment import Adam, AdamW, Experiment
 from workbench.plan.placement.placement import Shard
@@ -218,3 +220,16 @@ def test_a_first_save_where_nothing_can_be_written(tmp_path):
     (tmp_path / "run").write_text("a file where the folder should be")
     with pytest.raises(CheckpointError, match=r"no checkpoint at step 0: .*run.*no earlier"):
         saving.alone().save(tmp_path / "run")
+
+
+def test_a_checkpoint_of_another_model_says_what_differs(tmp_path):
+    path = saving.alone(until=1).save(tmp_path)
+    first = trace(saving.net()[:4], input_shape=(3, 4, 4))
+    with pytest.raises(
+        CheckpointError, match=r"another model.*; it also has 4\.bias, 4\.weight, 6"
+    ):
+        load(path, first)
+    net = saving.net()
+    net[5] = nn.Tanh()
+    with pytest.raises(CheckpointError, match=r"another model.*; weights agree, operations do not"):
+        load(path, trace(net, input_shape=(3, 4, 4)))
