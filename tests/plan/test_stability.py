@@ -12,6 +12,7 @@ from workbench.plan.experiment.experiment import (
     AdamW,
     Experiment,
     LocalSGD,
+    ParameterGroup,
     Pipelined,
     Synchronous,
 )
@@ -97,5 +98,13 @@ def test_nothing_is_claimed_where_nothing_is_known():
     assert largest_lr(run.replace(sync=LocalSGD()), STEEP) is None
     assert largest_lr(run.replace(optimizer=AdamW()), STEEP) is None
     assert advice(run.replace(optimizer=AdamW()), STEEP) == ""
+    assert largest_lr(run, STEEP) is not None
+    for more in (
+        dict(groups=[ParameterGroup("*.bias", weight_decay=0.0)]),
+        dict(dampening=0.5),
+        dict(maximize=True),
+    ):
+        other = run.replace(sync=Synchronous(), optimizer=SGD(lr=0.1, momentum=0.5, **more))
+        assert largest_lr(other, STEEP) is None
     decayed = run.replace(sync=Synchronous(), optimizer=SGD(lr=0.1, weight_decay=10.0))
     assert largest_lr(decayed, STEEP) == pytest.approx(0.1)

@@ -87,4 +87,7 @@ def test_rows_add_up():
         Record("g", "all_gather", "fc", "forward", 2, 3, 40, 0.5, 5, 5),
         Record("g", "all_gather", "fc", "backward", 1, 0, 0, 0.0, 0, 0),
     ]
-    assert recorder.blocked_s == 0.5
+    recorder.add(key, seconds=0.25)
+    assert (recorder.blocked_s, recorder.received_bytes) == (0.75, 40)
+    recorder.reset()
+    assert (recorder.blocked_s, recorder.received_bytes, recorder.rows()) == (0.0, 0, [])

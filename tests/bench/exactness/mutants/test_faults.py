@@ -68,6 +68,8 @@ def test_each_kind_finds_its_places(kind, line, faulty):
         "a = b % c if on_gpu else d",
         "if a in ('b', 'c'): pass",
         "isinstance(a, (b, c))",
+        "a = any(f(x) for x in (b, c))",
+        "class GpuMemory:\n    def f(self): self.a = b % c",
         '"""The rank % k."""',
         "@cache(1)\ndef f(): pass",
         "def f(a: Tensor[1, 2]) -> Tuple[0, 1]: pass",
@@ -85,6 +87,10 @@ def test_each_kind_finds_its_places(kind, line, faulty):
 def test_what_decides_no_value_is_left_alone(source):
     kinds = {kind for kind, _ in planted(source)}
     assert kinds <= {"wrong condition"} if " in " in source else not kinds
+
+
+def test_the_order_of_what_is_gone_through_is_one_elsewhere():
+    assert planted("a = list(f(x) for x in (b, c))")
 
 
 def test_what_is_the_same_to_python_is_no_fault():

@@ -154,6 +154,10 @@ class _Place:
 def _places(node: ast.AST, place: _Place) -> Iterator[_Place]:
     """All nodes that decide values, with their places."""
     yield place
+    match node:
+        case ast.Call(func=ast.Name(id="any" | "all"), args=[ast.GeneratorExp(generators=those)]):
+            for one in those:
+                one.for_any = True  # type: ignore[attr-defined]  # its order has no meaning
     for name, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not _left_out(node, name, child):
@@ -177,7 +181,7 @@ def _left_out(parent: ast.AST, name: str, child: ast.AST) -> bool:
             return True
         case ast.IfExp(test=test):
             return _never(test) != ""
-        case ast.FunctionDef(name=called):
+        case ast.FunctionDef(name=called) | ast.ClassDef(name=called):
             return called in SHOWS | CLOSES or _on_hardware(ast.Name(called))
         case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)):
             return called in WARNS or "cuda" in ast.unparse(child.func)
@@ -210,6 +214,8 @@ def _is_set(parent: ast.AST, name: str) -> bool:
     match parent:
         case ast.Compare(ops=[ast.In() | ast.NotIn()]):
             return name == "comparators"
+        case ast.comprehension():
+            return name == "iter" and getattr(parent, "for_any", False)
         case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)):
             return called in SETS
         case ast.Assign(value=ast.Subscript() | ast.BinOp()) | ast.BinOp(op=ast.BitOr()):
