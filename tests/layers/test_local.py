@@ -40,3 +40,14 @@ def idling(world):
 
 def test_each_rank_idles_where_it_has_nothing_itself(on_ranks):
     assert on_ranks(3, idling) == [0, 3, 0]  # the two cut layers, and what is between them
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_what_idles_is_tied_to_what_a_gradient_comes_back_to(learns):
+    """Else ranks would disagree on whether a gradient is to be summed."""
+    x, idle = torch.ones(2, 3, requires_grad=True), Idle(None, (0,), learns=learns)
+    y = idle(x)
+    assert (y.shape, y.requires_grad) == ((2, 0), learns)
+    if learns:
+        y.sum().backward()
+        assert torch.equal(x.grad, torch.zeros(2, 3))
