@@ -77,7 +77,7 @@ class SynchronousUpdates(ImmediateUpdates):
         self._sums = GradientSum(program, model, updater.owned)
         self._served = isinstance(program.program.experiment.sync, ParameterServer)
         self._newest: int | None = None  # of the steps whose gradients are added up
-        self._has_sums = False
+        self._has_sums = False  # of that step; it means nothing where there is none
         for each in left:
             self._sums.hold(each.gradients)
             self._newest, self._has_sums = each.step, True
@@ -171,7 +171,7 @@ class SynchronousUpdates(ImmediateUpdates):
     def _step(self, step: int) -> None:
         self.updater.begin(step)
         self.updater.step()
-        self._newest, self._has_sums = None, False
+        self._newest = None
 
     def _hand_out(self) -> None:
         if self._served:
