@@ -127,6 +127,15 @@ def test_a_rank_takes_its_own_rows_of_every_micro_batch(rank, places):
     assert [batch.first_row for batch in taken] == [0, 2]
 
 
+def test_a_rank_s_rows_lie_behind_those_of_all_before_it():
+    run = SimpleNamespace(batch_size=6, seed=None, steps=1)
+    taken = []
+    for rank in range(4):
+        given = (run, Numbers(6), rank, CPU, torch.float32, lambda _count: [(1, 2, 0, 3)])
+        taken += [batch.targets.tolist() for batch in Feed(*given).take(0)]
+    assert taken == [[0], [1, 2], [], [3, 4, 5]]
+
+
 def test_a_short_batch_is_parted_as_it_is():
     samples = order(0, 0, 15).tolist()
     reader = feed(Numbers(15), 2)
