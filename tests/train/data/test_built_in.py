@@ -259,7 +259,11 @@ def test_cifar10_that_cannot_be_fetched(tmp_path, monkeypatch):
         open_data(CIFAR10(root=str(tmp_path / "new"), download=True), (Input(RGB),), 10, "train")
 
 
-def test_folder_images_come_in_the_order_of_names(folder):
+@pytest.mark.parametrize("reverse", [False, True])
+def test_folder_images_come_in_the_order_of_names(folder, monkeypatch, reverse):
+    """In whichever order a file system lists them."""
+    listed = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda own: iter(sorted(listed(own), reverse=reverse)))
     data = open_data(folder, (Input((3, 5, 6)),), 3, "train")
     images, labels = data.batch(torch.arange(len(data)))
     assert labels.tolist() == [0] * 2 + [1] * 3 + [2] * 4
