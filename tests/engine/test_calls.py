@@ -23,7 +23,7 @@ from workbench.plan.extension.sealed import KEY_BYTES, KEY_FILE, SealError
 from workbench.store import messages
 from workbench.store.errors import ClusterError
 from workbench.store.messages import Answer
-from workbench.store.rank_files import RankFiles, withdraw
+from workbench.store.rank_files import RankFiles, ask_to_stop, withdraw
 from workbench.store.telemetry import RowReader
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +89,11 @@ def takes_a_while(**_given):
     return "was left alone"
 
 
+def is_signalled(*, control, **_given):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    return control.stop_requested
+
+
 def called(folder, task, *, trains=False, own=None, **keywords):
     folder.mkdir(exist_ok=True)
     packed, arguments = messages.pack(EXPERIMENT), messages.pack_keywords(keywords, KEY)
@@ -103,6 +108,15 @@ def test_a_value_is_returned(tmp_path):
     assert (answer.kind, answer.value) == ("returned", 3 + EXPERIMENT.batch_size)
     assert files.pid == os.getpid()
     assert files.log.read_text() == "it adds\n"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_signal_stops_a_rank_only_where_its_attempt_is_asked_to(tmp_path, asked):
+    """One that comes late, from another host, was meant for who ran here before."""
+    if asked:
+        ask_to_stop(tmp_path)
+    files = called(tmp_path, "is_signalled", trains=True)
+    assert Answer.unpack(files.answer).value is asked
 
 
 @pytest.fixture

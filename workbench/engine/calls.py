@@ -120,7 +120,7 @@ def run(given: Assignment) -> None:
     control = StopRequest(renew=files.renew)
     telemetry: Telemetry | None = None
     try:
-        with _signals(control):  # before anybody knows whom to interrupt
+        with _signals(control, files):  # before anybody knows whom to interrupt
             if not files.begin():
                 return
             # ipykernel would send what is printed through the controller.
@@ -211,15 +211,19 @@ def give_back() -> None:
 
 
 @contextmanager
-def _signals(control: StopRequest) -> Iterator[None]:
+def _signals(control: StopRequest, files: RankFiles) -> Iterator[None]:
     """SIGUSR1 asks to stop after this step; SIGINT raises KeyboardInterrupt, but only in here.
+
+    A stop that was meant for an earlier rank of this process is none: it may come late from another
+    host, and the attempt's folder says whether this one is asked to stop.
 
     An interrupt that came a moment later would hit the answer while it is written, or ipykernel,
     and be lost or lose it. ipykernel sets its own handler again afterwards.
     """
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        control.stop_requested = True
+        if files.is_stopping:
+            control.stop_requested = True
 
     interrupts = _Interrupts()
     signal.signal(signal.SIGUSR1, stop)

@@ -16,7 +16,7 @@ from workbench.server.outcome import End
 from workbench.store.files import write_whole
 from workbench.store.messages import Answer
 from workbench.store.process import ProcessIdentity
-from workbench.store.rank_files import WITHDRAWN, RankFiles, withdraw
+from workbench.store.rank_files import WITHDRAWN, RankFiles, ask_to_stop, withdraw
 from workbench.store.telemetry import newest, unpack_rows
 
 STUCK = "did not end when it was interrupted"
@@ -273,6 +273,7 @@ class Attempt:
         elif stop and now - self._stop_sent_at > REPEAT_STOP_S:
             # Again and again: a rank that had not begun yet would not have heard it.
             self._stop_sent_at = now
+            ask_to_stop(self.folder)
             self._signal(signal.SIGUSR1)
 
     def refuse(self, rank: int, error: Exception) -> None:

@@ -6,6 +6,8 @@
     rank-0.renewed   its date says when the rank last waited for a disk, and lived
     rank-0.answer    how it ended; written whole, and last
     withdrawn        the attempt was given up: ranks that begin later do nothing
+    stopping         its ranks are asked to end after their step: a signal alone may come late, to
+                     the next rank of a process on another host
 
 So a rank needs nobody who listens to it, and whoever asks later finds the same.
 """
@@ -19,7 +21,7 @@ from workbench.store.files import write_whole
 from workbench.store.messages import Answer
 from workbench.store.process import own_pid
 
-WITHDRAWN = "withdrawn"
+WITHDRAWN, STOPPING = "withdrawn", "stopping"
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,11 @@ class RankFiles:
         """
         return (self.folder / WITHDRAWN).exists()
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the ranks of this attempt are asked to end after their step."""
+        return (self.folder / STOPPING).exists()
+
     def end(self, answer: Answer, key: bytes = b"") -> None:
         """Writes the answer, to stay; `key` is the cluster's, as `Answer.pack` takes it.
 
@@ -122,3 +129,9 @@ def withdraw(folder: Path) -> None:
     """Gives an attempt up: ranks that begin later answer "interrupted", and do nothing else."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / WITHDRAWN).touch()
+
+
+def ask_to_stop(folder: Path) -> None:
+    """Asks the ranks of an attempt to end after their step, once a signal has them look."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STOPPING).touch()

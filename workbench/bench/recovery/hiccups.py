@@ -86,7 +86,9 @@ class Ward:
         self.run.stop()
         losses = _losses(self.run.wait(END_S))
         straight = self._cluster.train(self._experiment.replace(steps=len(losses))).wait(END_S)
-        return max(abs(a - b) for a, b in zip(losses, _losses(straight), strict=True))
+        others = _losses(straight)
+        assert len(others) == len(losses), (straight, straight.notes, self.run, self.run.notes)
+        return max(abs(a - b) for a, b in zip(losses, others, strict=True))
 
     def _rank(self, which: int) -> tuple[Callable[[], object], Callable[[], object]]:
         process = self._cluster.link.process_of(self.run.engines[which])

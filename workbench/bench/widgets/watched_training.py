@@ -66,7 +66,7 @@ def measured(
 def _window(run: Run, page: Any, seconds: float, lags: list[float], *, watched: bool) -> float:
     """The median seconds of a step, over so many seconds."""
     if not watched:
-        first = len(run.rows)
+        first = run.rows.num_arrived
         time.sleep(seconds)
         return _step_s(run, first)
     dashboard = Dashboard(run)
@@ -74,7 +74,7 @@ def _window(run: Run, page: Any, seconds: float, lags: list[float], *, watched: 
         shown = FrontEnd(page, dashboard)
         shown.until("document.querySelector('.wb-dashboard').dataset.done > 0")
         page.evaluate(WATCH)
-        first, end = len(run.rows), time.monotonic() + seconds
+        first, end = run.rows.num_arrived, time.monotonic() + seconds
         while time.monotonic() < end:
             shown.pass_on(LOOK_EVERY_S)
         lags += _lags(run, first, page.evaluate("seen"))
@@ -84,14 +84,14 @@ def _window(run: Run, page: Any, seconds: float, lags: list[float], *, watched: 
 
 
 def _step_s(run: Run, first: int) -> float:
-    rows = run.rows[first:]
+    rows, _ = run.rows.since(first)
     return statistics.median(r["compute_s"] + r["communication_s"] + r["wait_s"] for r in rows)
 
 
 def _lags(run: Run, first: int, seen: list[tuple[float, float]]) -> list[float]:
     """Seconds from the end of each step, on its last rank, to the first frame that counts it."""
     ended: dict[int, float] = {}
-    for row in run.rows[first:]:
+    for row in run.rows.since(first)[0]:
         step = int(row["step"])
         ended[step] = max(row["time"], ended.get(step, 0.0))
     found, before = [], int(seen[0][0]) if seen else 0
