@@ -55,7 +55,8 @@ class FakeCluster(wb.Cluster):
 
 @pytest.fixture(scope="module")
 def interactive():
-    return InteractiveShell.instance()
+    yield InteractiveShell.instance()
+    InteractiveShell.clear_instance()  # else this process is a notebook for all later tests
 
 
 @pytest.fixture
