@@ -78,15 +78,6 @@ class AddsWrong(Half):
         super().add(wire, out)
 
 
-class Rounding(Half):
-    """Its sums are off by four roundings in each step, of 40 that are looked at."""
-
-    def add(self, wire, out, sign=1):
-        before = out.clone()
-        super().add(wire, out, sign)
-        out += 4e-5 * (out - before)
-
-
 class Shifted(Half):
     def decode(self, wire, out):
         super().decode(wire, out)
@@ -136,8 +127,3 @@ def test_wrong_ones_fail_where_they_are_wrong(codec, failing):
     (check,) = [check for check in checks_of(codec) if check.what.startswith(failing)]
     assert not check.ok
     assert "value" in check.said
-
-
-def test_roundings_in_many_steps_are_no_loss():
-    found = [check for check in checks_of(Rounding()) if "error feedback" in check.what]
-    assert [check.ok for check in found] == [True], found
