@@ -32,6 +32,12 @@ def test_the_first_exception_is_told_and_the_others_counted():
     assert lines[-1] == error.remote_traceback == "where"
 
 
+def test_what_others_say_of_a_rank_that_failed_is_not_told_first_however_soon_it_is_said():
+    error = first_failure([raised(0, "PeerLost", 10.0), raised(1, "OOM", 11.0, "fc1")])
+    assert (error.rank, error.kind) == (1, "OOM")
+    assert "PeerLost on rank 0" in str(error)
+
+
 def test_an_interrupted_survivor_is_no_failure():
     error = first_failure([raised(0, "ValueError", 5.0), INTERRUPTED])
     assert "other rank" not in str(error)

@@ -35,12 +35,13 @@ def first_failure(ends: Sequence[End]) -> RunError | None:
     """The error of the rank that failed first; None where all returned.
 
     A lost process comes before any exception: what the others raise is that they lost it.
-    Exceptions are ordered by the clock, which ranks on one host share. Ranks that only
+    Exceptions are ordered by the clock, which ranks on one host share; but those of ranks that lost
+    another come last: a rank leaves its world before it can say what it raised. Ranks that only
     ended because they were interrupted, after another had failed, are not failures.
     """
     died = [end for end in ends if end.death and not end.is_killed]
     raised = [end for end in ends if end.answer and end.answer.kind == "raised"]
-    raised.sort(key=lambda end: end.answer.time if end.answer else 0.0)
+    raised.sort(key=_turn)
     interrupted = [end for end in ends if end.answer and end.answer.kind == "interrupted"]
     stuck = [end for end in ends if end.is_killed]
     if died:
@@ -55,6 +56,12 @@ def first_failure(ends: Sequence[End]) -> RunError | None:
         text = f"rank {first.rank} (pid {first.pid}) was interrupted"
         return RankError(_join(text, _stuck(stuck)), first.rank, kind="KeyboardInterrupt")
     return None
+
+
+def _turn(end: End) -> tuple[bool, float]:
+    answer = end.answer
+    assert answer is not None
+    return answer.error[0] in _LOST, answer.time
 
 
 def _raised(end: End, *more: str) -> RankError:
