@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MOST = 250_000
 """Rows that are held of a run, of all its ranks together; each takes 144 bytes."""
 AT_ONCE = 4096
-_STEP, _RANK, _PEAK, _ACCURACY = map(COLUMNS.index, ("step", "rank", "peak_bytes", "accuracy"))
+_STEP, _ACCURACY = map(COLUMNS.index, ("step", "accuracy"))
 
 
 class Rows(Sequence[Row]):
@@ -31,7 +31,7 @@ class Rows(Sequence[Row]):
 
     Attributes:
         num_arrived: the rows that have ever come.
-        stride: of the oldest steps every so many-th is left.
+        stride: the distance between the oldest steps that are left.
         peaks: the highest `peak_bytes` of each rank's rows, those that are gone included.
     """
 

@@ -22,7 +22,7 @@ class SealedStore(Store):
 
     Args:
         store: where the notes lie.
-        secret: what the ranks of this world know, and nobody else.
+        secret: the text that the ranks of this world know, and nobody else.
 
     Attributes:
         inner: the store that it was given.

@@ -79,8 +79,8 @@ class RankConfig:
             and not through gloo.
         host: the name of this rank's host, if several are emulated on one: ranks with different
             names share no memory. Real hosts need no names.
-        secret: what the ranks of this world know and nobody else: the notes by which they find each
-            other are under a MAC with it.
+        secret: the text with which the notes by which these ranks find each other are under a MAC;
+            nobody else knows it.
     """
 
     rank: int
