@@ -79,6 +79,8 @@ SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile")
 PYTEST = (PYTHON, "-m", "pytest", "-q", "-p", "no:benchmark", *SIDE_BY_SIDE, "tests/gpu")
 MEMORY = (*BENCH, "predict", "--only", "memory")
 SPLITBRAIN = (*BENCH, "splitbrain", "--only", "ddp")
+CROWD = (*BENCH, "splitbrain", "--only", "oversubscribed")
+GRID = (*BENCH, "splitbrain", "--only", "grid")
 SUMS = (*BENCH, "collectives", "--only", "sizes")
 AT_224 = ("--cases", "at 224")
 ALONE = ("--cases", "at 224, alone")
@@ -93,6 +95,8 @@ PARTS = (
     Part("times", (*BENCH, "predict", *ALONE), 150, bench=True, needs_gpu=True),
     Part("calibration", (PYTHON, "-c", CALIBRATION), 120),
     Part("exactness", (*BENCH, "exactness", "--quick"), 180, bench=True),
+    Part("four engines", (*CROWD, *MINUTE), 120, bench=True, needs_gpu=True),
+    Part("one engine", (*GRID, *MINUTE), 120, bench=True, needs_gpu=True),
 )
 
 
@@ -119,11 +123,19 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     """Runs the parts, and writes the table after each."""
     parser = argparse.ArgumentParser(prog="env/gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--dry", action="store_true", help="only what does without a GPU")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[part.name for part in parts],
+        metavar="PART",
+        help=f"one of {', '.join(part.name for part in parts)}; several times: each of them",
+    )
     parser.add_argument("--within", type=int, default=TOTAL_S, metavar="SECONDS", help="of all")
     parser.add_argument("--into", type=Path, default=INTO, metavar="FOLDER", help=f"else {INTO}")
     options = parser.parse_args(arguments)
     folder: Path = options.into.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    parts = [part for part in parts if not options.only or part.name in options.only]
     left_out = [part.name for part in parts if part.needs_gpu and options.dry]
     found: list[Outcome] = []
     end = time.monotonic() + options.within

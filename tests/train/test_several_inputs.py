@@ -1,11 +1,14 @@
 """Models that read several inputs, on ranks: all of it as plain torch computes it."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
 from tests.layers.several import NETS, Fused, Joined, Placed
+from tests.oracle.running import Leg, on
 from workbench.client.verifying import merge
 from workbench.comm.groups.world import RankConfig
 from workbench.layers.cut_model import CutModel
@@ -15,9 +18,11 @@ from workbench.plan.errors import PlanError
 from workbench.plan.experiment.experiment import SGD, Adam, Experiment, Synthetic
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.plan import Plan
+from workbench.train.checkpoint.checkpoint import state_dict
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_for
 from workbench.train.loop.objective import own_rows
+from workbench.train.loop.requests import RunRequests
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verify import compare
@@ -50,10 +55,10 @@ def experiment(net, plan, **more):
 
 
 def whole(net, run):
-    """Outputs of the second step, the gradients, and the loss, of plain torch."""
+    """Outputs of the last step, the gradients, and the loss, of plain torch."""
     model, data = made(net).double(), open_for(run.plan.graph, run.data, "train", run.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(2):
+    for step in range(run.steps):
         inputs, labels = data.batch(rows_of_step(SAMPLES, BATCH, run.seed, step))
         named = dict(zip(net.INPUTS, inputs, strict=True))
         outputs = model(**{n: x.double() if x.is_floating_point() else x for n, x in named.items()})
@@ -151,3 +156,46 @@ def test_own_data_of_several_inputs_is_verified(on_ranks, tmp_path, kind):
     write_reference(run, weights, start, reference)
     found = on_ranks.seated(RANKS, held, run, start, reference)
     assert merge(run, found).exact
+
+
+class Listed(torch.utils.data.Dataset):
+    """An image and what is known of it, as a list in the model's order, and a class."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return [torch.randn(n, generator=generator) for n in (6, 4)], index % 3
+
+
+DATA = {
+    Joined: TorchData(train=Listed(), test=Listed()),
+    Fused: TorchData(train=Samples(), test=Samples()),
+    Placed: Synthetic(samples=SAMPLES, classes=3),
+}
+
+
+@pytest.mark.parametrize("way", ["resumed", "re-cut"])
+@pytest.mark.parametrize("net", DATA)
+def test_a_run_goes_on_under_another_plan(on_ranks, tmp_path, net, way):
+    """From a list, a mapping and made data; the epoch ends in the second half."""
+    graph = trace(made(net), inputs=net.INPUTS)
+    run = experiment(net, PLANS["hybrid"](graph), data=DATA[net], steps=4)
+    after = run.replace(plan=PLANS["rows"](graph))
+    weights = initialize(graph, 0, tmp_path, module=made(net))
+    if way == "resumed":
+        first, outcome = on(on_ranks.seated, Leg(run, weights, tmp_path, stop=True))
+        rest, outcome = on(on_ranks.seated, Leg(after, weights, tmp_path, Path(outcome.checkpoint)))
+        seen = first + rest
+    else:
+        RunRequests(tmp_path).submit(after.plan)
+        seen, outcome = on(on_ranks.seated, Leg(run, weights, tmp_path))
+    expected = [whole(net, run.replace(steps=count + 1)) for count in range(run.steps)]
+    assert [len({rank.rows for rank in ranks}) for ranks in seen] == [1] * run.steps
+    assert seen[0][0].rows != seen[1][0].rows, "the second step is under the other plan"
+    for ranks, (_, _, loss, _) in zip(seen, expected, strict=True):
+        assert ranks[0].loss == pytest.approx(loss, rel=1e-12)
+    values = state_dict(Path(outcome.checkpoint), graph)
+    for name, parameter in expected[-1][3].items():
+        assert_close(values[name].double(), parameter.detach(), rtol=1e-10, atol=1e-12)

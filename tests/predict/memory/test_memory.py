@@ -27,6 +27,8 @@ from workbench.plan.experiment.experiment import (
     Synthetic,
 )
 from workbench.plan.machine.machine import Machine
+from workbench.plan.machine.work import work_of
+from workbench.plan.machine.workspace import Workspace, takes_workspace
 from workbench.plan.plan import Plan
 from workbench.predict.memory.memory import memory_of
 from workbench.predict.memory.resident import STAGING_BYTES
@@ -292,3 +294,57 @@ def test_ranks_on_one_gpu_share_its_memory_and_those_with_their_own_do_not():
     assert on_one.peak_bytes == on_cpu.peak_bytes + kept
     assert alone.peak_bytes == on_one.peak_bytes - shared
     assert alone.held["workspace", "libraries"] == kept
+
+
+def test_on_a_gpu_the_gradient_of_a_bias_takes_room_for_the_parts_of_its_sum():
+    plan = Plan.data_parallel(graph_of("wide"), 2)
+    run = Experiment(plan=plan, data=Synthetic(samples=64), batch_size=32, **STEPPED)
+    last = [layer for layer in plan.graph.layers if layer.kind == "linear"][-1]
+    parts = 2**30
+
+    def predicted(workspaces=()):
+        gpu = device(kind="cuda", sharers=2, workspaces=workspaces)
+        return memory_of(program_of(run), machine(gpu))
+
+    unknown, works = (
+        predicted(),
+        [
+            work_of(plan, layer, 0, (16, 16), "fp32")
+            for layer in plan.graph.layers
+            if takes_workspace(layer, "cuda")
+        ],
+    )
+    least, most = unknown.band
+    assert last.name in unknown.unmeasured
+    assert least <= unknown.peak_bytes < most
+
+    def known(of_last):
+        found = [
+            Workspace(key=work.key, precision="fp32", points=((16, 0, 0, size),))
+            for work in works
+            for size in [of_last if work.key == works[-1].key else 0]
+        ]
+        return predicted(found)
+
+    none, some = known(0), known(parts)
+    assert none.unmeasured == some.unmeasured == ()
+    assert none.peak_bytes == unknown.peak_bytes
+    assert some[0].held["workspace", last.name] == parts
+    assert some[0].held["gradients", last.name] >= last.weights[0].numel * 4, (
+        "these are made before"
+    )
+    assert some[0].moment.layer == last.name
+
+
+def test_a_frozen_bias_takes_no_room_for_its_sum():
+    plan = Plan.data_parallel(trace(frozen_bias(), input_shape=(8,)), 1)
+    run = Experiment(plan=plan, data=Synthetic(samples=64), batch_size=32, **STEPPED)
+    memory = memory_of(program_of(run), machine(device(kind="cuda")))
+    assert memory.unmeasured == ()
+
+
+def frozen_bias():
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    for layer in net:
+        layer.bias.requires_grad_(False)
+    return net

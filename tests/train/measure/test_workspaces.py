@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from workbench.model.tracing.trace import trace
 from workbench.plan.machine.work import work_of
+from workbench.plan.machine.workspace import takes_workspace
 from workbench.plan.plan import Plan
 from workbench.train.measure.workspaces import workspaces_of
 
@@ -108,3 +110,21 @@ def peak(instructions: str) -> list[int]:
     run = partial(subprocess.run, capture_output=True, text=True, check=True)
     done = run([sys.executable, "-c", PEAK], env={**os.environ, "ONEDNN_MAX_CPU_ISA": instructions})
     return json.loads(done.stdout)
+
+
+def test_linear_layers_with_a_bias_are_measured_on_gpus_alone(monkeypatch):
+    """As each rank has them, of the rows that its group has; here on the CPU, which needs none."""
+    plan = Plan.data_parallel(GRAPH, 2).with_layer(
+        "5", scheme="shard_in", group_size=2, shares=(1, 0)
+    )
+    linear, bare = GRAPH["5"], replace(GRAPH["5"], weights=GRAPH["5"].weights[:1])
+    assert [takes_workspace(linear, kind) for kind in ("cpu", "cuda")] == [False, True]
+    assert not takes_workspace(bare, "cuda"), "its gradient is a product of matrices"
+    as_on_gpus = partial(takes_workspace, device="cuda")
+    monkeypatch.setattr(
+        "workbench.train.measure.workspaces.takes_workspace", lambda layer, _: as_on_gpus(layer)
+    )
+    found = {one.key: one for one in workspaces_of(plan, [0, 1], [4], "fp32", CPU)}
+    works = [work_of(plan, linear, rank, (4, 4), "fp32") for rank in range(2)]
+    assert len(found) == len(CONVOLUTIONS) + 2
+    assert [found[work.key].at(8) for work in works] == [(0, 0, 0)] * 2

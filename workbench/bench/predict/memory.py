@@ -1,6 +1,11 @@
-"""Predicted against measured peaks: for a machine that knows its kernels, and without one."""
+"""Predicted against measured peaks: for a machine that knows its kernels, and without one.
+
+On GPUs, whose bands are other than those of CPUs, without one means: with the GPUs as they are
+before their kernels are measured.
+"""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from workbench.bench.predict.cases import Case
 from workbench.bench.predict.stepping import Observed
@@ -29,7 +34,6 @@ class KernelMachines:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._known: dict[int, Machine] = {}
-        self._bare: Machine | None = None
 
     def of(self, experiment: Experiment) -> Machine:
         """The machine for an experiment, measured unless it is known.
@@ -38,7 +42,8 @@ class KernelMachines:
             RunError: a rank failed.
         """
         world = experiment.plan.world_size
-        machine, rows = self._known.get(world) or self._devices(), _most_rows(experiment)
+        machine = self._known.get(world) or self.bare or _ON_ONE_HOST
+        rows = _most_rows(experiment)
         if unmeasured(machine.devices, experiment, (rows,)):
             with lent(self._cluster, experiment.plan, "a calibration") as lease:
                 found = lease.call(_TASK, experiment, {"rows": (rows,)})
@@ -46,16 +51,12 @@ class KernelMachines:
             self._known[world] = machine
         return machine
 
-    def _devices(self) -> Machine:
-        """The machine before its kernels are measured; of GPUs it matters what libraries keep."""
-        if self._bare is None:
-            on_gpus = any(device.kind == "cuda" for device in self._cluster.devices)
-            self._bare = (
-                self._cluster.calibrate(within_s=_DEVICES_S, keep=False)
-                if on_gpus
-                else _ON_ONE_HOST
-            )
-        return self._bare
+    @cached_property
+    def bare(self) -> Machine | None:
+        """The machine before its kernels are measured; None: it has CPUs alone."""
+        if all(device.kind == "cpu" for device in self._cluster.devices):
+            return None
+        return self._cluster.calibrate(within_s=_DEVICES_S, keep=False)
 
 
 def _most_rows(experiment: Experiment) -> int:
@@ -64,18 +65,21 @@ def _most_rows(experiment: Experiment) -> int:
     return max(experiment.plan.rows_of(batch))
 
 
-def memory_cells(case: Case, prediction: Prediction, found: Sequence[Observed]) -> dict[str, Cell]:
+def memory_cells(
+    case: Case, prediction: Prediction, bare: Machine | None, found: Sequence[Observed]
+) -> dict[str, Cell]:
     """The peak of the rank that is furthest off, and whether it lies in the band without a machine.
 
     Args:
         case: the case.
         prediction: the prediction for a machine that knows its kernels.
+        bare: a machine that does not; None: any CPU.
         found: the workspaces that each rank measured.
     """
     memory, experiment = prediction.memory, case.experiment
     errors = [abs(memory[rank].peak_bytes / seen.peak_bytes - 1) for rank, seen in enumerate(found)]
     rank = max(range(len(errors)), key=errors.__getitem__)
-    guessed = predict(experiment.plan, None, experiment).memory
+    guessed = predict(experiment.plan, bare, experiment).memory
     bands = [guessed[rank].band for rank in range(len(found))]
     inside = [
         least <= seen.peak_bytes <= most for (least, most), seen in zip(bands, found, strict=True)

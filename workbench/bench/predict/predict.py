@@ -100,7 +100,8 @@ def _report(bench: "_Bench | None", speed: Mapping[str, Figure]) -> Report:
         "Peak: live tensor bytes of the rank that is furthest off, shared memory included; "
         f"{statistics.fmean(float(row['memory error']) for row in rows):.2%} off on average over "
         f"{len(rows)} cases, on a machine that has measured what its kernels take. Without a "
-        "machine, it lies in the band of the prediction.",
+        "machine, on GPUs with one that has not measured that, it lies in the band of the "
+        "prediction.",
         "Traffic: calls, messages and bytes of every collective of every rank.",
     )
     charts = [_chart(rows)]
@@ -155,7 +156,7 @@ class _Bench:
             own = next(taken)[1] if case.timed else None
             machine = self.machines.of(case) if case.timed else None
             machine = machine or self._kernels.of(case.experiment)
-            self.rows.append(_row(case, machine, seen, own))
+            self.rows.append(_row(case, machine, self._kernels.bare, seen, own))
 
     def _repeat(self, timed: Sequence[tuple[Case, list[list[float]]]]) -> None:
         """Runs more rounds of the cases whose rounds differ, as long as there is time."""
@@ -191,6 +192,7 @@ class _Bench:
 def _row(
     case: Case,
     machine: Machine,
+    bare: Machine | None,
     found: Sequence[Observed],
     taken: Sequence[Sequence[float]] | None,
 ) -> dict[str, Cell]:
@@ -198,7 +200,7 @@ def _row(
     prediction = predict(experiment.plan, machine, experiment)
     times = {} if taken is None else time_cells(prediction, taken)
     traffic = {"traffic": "equal" if _equal(prediction, found) else "NOT EQUAL"}
-    return {**memory_cells(case, prediction, found), **traffic, **times}
+    return {**memory_cells(case, prediction, bare, found), **traffic, **times}
 
 
 def _equal(prediction: Prediction, found: Sequence[Observed]) -> bool:

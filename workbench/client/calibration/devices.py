@@ -31,7 +31,7 @@ from workbench.plan.machine.device import Device
 from workbench.plan.machine.experience import Sample, costs
 from workbench.plan.machine.machine import Machine
 from workbench.plan.machine.work import Work, work_of
-from workbench.plan.machine.workspace import Workspace
+from workbench.plan.machine.workspace import Workspace, takes_workspace
 from workbench.predict.time.streams import largest
 from workbench.store.cluster_spec import EngineDevice as Place
 from workbench.train.measure.device import DeviceMeasured
@@ -219,13 +219,14 @@ def missing(devices: Sequence[Device], experiment: Experiment, rows: Sequence[in
 
 
 def unmeasured(devices: Sequence[Device], experiment: Experiment, rows: Sequence[int]) -> bool:
-    """Whether a device does not know what some convolution of a plan takes at these rows."""
+    """Whether a device does not know what some layer of a plan takes at these rows."""
     plan = experiment.plan
-    convolutions = [layer for layer in plan.graph.layers if layer.kind == "conv2d"]
     return any(
-        devices[rank % len(devices)].workspace(work) is None
+        device.workspace(work) is None
         for rank in range(plan.world_size)
-        for layer in convolutions
+        for device in [devices[rank % len(devices)]]
+        for layer in plan.graph.layers
+        if takes_workspace(layer, device.kind)
         for count in rows
         for work in [work_of(plan, layer, rank, (count,) * plan.world_size, experiment.precision)]
     )

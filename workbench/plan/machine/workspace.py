@@ -2,6 +2,10 @@
 
 It depends on the device and its libraries (instruction set, oneDNN or cuDNN, threads), and not
 smoothly on shapes: each layer shape is measured by itself. Between rows it lies on lines.
+
+Convolutions take some on any device, and linear layers with a bias on GPUs: there its gradient is
+added up by many blocks of threads, each of which writes its part: up to twice the bytes that are
+added up.
 """
 
 from bisect import bisect_left
@@ -10,7 +14,19 @@ from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from workbench.plan.graph import Layer
 from workbench.plan.value import MachineValue
+
+
+def takes_workspace(layer: Layer, device: str) -> bool:
+    """Whether the kernels of a layer take memory beside its tensors.
+
+    Args:
+        layer: the layer.
+        device: the kind of the device: "cpu" or "cuda".
+    """
+    biased = layer.kind == "linear" and len(layer.weights) > 1
+    return layer.kind == "conv2d" or (biased and device == "cuda")
 
 
 class Needed(NamedTuple):

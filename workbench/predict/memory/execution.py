@@ -168,6 +168,8 @@ class Execution:
             timeline.pass_by(space.of_weight, "workspace", label, at_most=space.at_most[2])
             if operation.layer is not None and operation.layer.weights:
                 of_weights = self.gradients.made(operation.layer)
+                more = space.at_most[3]
+                timeline.pass_by(space.beside_weights, "workspace", label, at_most=more)
         timeline.drop(given)
         for value, tensor in of_inputs:
             self._add(grads, value, tensor)
@@ -238,7 +240,8 @@ class Execution:
 
     def _casts(self, layer: Layer) -> tuple[Counts, ...]:
         sizes = self.gradients.sizes
-        if not self.gradients.half or layer.kind not in ("conv2d", "linear"):
+        projects = layer.kind == "attention" and Windows.of(layer) is None
+        if not self.gradients.half or not (projects or layer.kind in ("conv2d", "linear")):
             return ()
         return tuple(sizes[w.name] // 4 * HALF for w in layer.weights if w.name in sizes)
 
@@ -251,8 +254,10 @@ class Execution:
     def _workspace_of(self, operation: Operation, layer: Layer) -> Workspace:
         if layer.kind == "conv2d" and layer.weights:
             return self._convolution(operation, layer)
+        elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
+        if layer.kind == "linear" and layer.weights:
+            return self.workspaces.of_linear(self.program.plan, layer, self.rows, elements)
         if layer.kind == "dropout":
-            elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
             return mask(elements)
         if layer.kind == "attention":
             size, heads, windows = self.size(operation.gives), self._heads(layer), Windows.of(layer)

@@ -15,10 +15,14 @@ A kernel is large where it is wider than 13 or higher than the image. Images of 
 channels are read as they are. In fp64 and bf16 torch unfolds all images beside the result
 instead.
 
+On a GPU the gradient of a linear layer's bias is a sum over rows, to which many blocks of threads
+add: each writes its part, where rows are many. Without a machine that has measured it, it is taken
+to be nothing, with a band.
+
 A random mask is three int64 numbers for each element of the activation while it is drawn.
 
 Source: oneDNN 3's AVX2 convolutions (jit_avx2_conv_kernel_f32, gemm_convolution) and torch's
-slow_conv2d, checked against the allocator's events.
+slow_conv2d, and for sums on GPUs torch's Reduce.cuh; checked against the allocator's events.
 """
 
 import math
@@ -32,7 +36,7 @@ import numpy.typing as npt
 from workbench.plan.graph import Layer
 from workbench.plan.machine.machine import Machine
 from workbench.plan.machine.work import PlacedLayers, works_of
-from workbench.plan.machine.workspace import Needed
+from workbench.plan.machine.workspace import Needed, takes_workspace
 from workbench.program.rows import Counts, Rows
 
 _FEW_CHANNELS = 4
@@ -41,7 +45,11 @@ _REDUCERS, _GROUPED_REDUCERS = 4, 256
 _BLOCK = 16  # channels
 _WIDEST = 13
 _MASK_BYTES = 24
+_GPU_THREADS = 160 * 2048  # of no GPU that was seen are there more
 _FP32 = 4
+
+
+AtMost = tuple[Counts | None, Counts | None, Counts | None, Counts | None]
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,9 @@ class Workspace:
         backward: bytes before the gradient of its input is made.
         beside_gradient: bytes once the gradient of its input is made.
         of_weight: bytes while its weights' gradients are computed, these included.
-        at_most: the most bytes of `beside_output`, `beside_gradient` and `of_weight` on any device,
-            where they were not measured; None: they are known.
+        beside_weights: bytes once the gradients of its weights are made.
+        at_most: the most bytes of `beside_output`, `beside_gradient`, `of_weight` and
+            `beside_weights` on any device, where they were not measured; None: they are known.
     """
 
     forward: Counts | None = None
@@ -63,7 +72,8 @@ class Workspace:
     backward: Counts | None = None
     beside_gradient: Counts | None = None
     of_weight: Counts | None = None
-    at_most: tuple[Counts | None, Counts | None, Counts | None] = (None, None, None)
+    beside_weights: Counts | None = None
+    at_most: AtMost = (None, None, None, None)
 
 
 NO_WORKSPACE = Workspace()
@@ -121,6 +131,27 @@ class Workspaces:
             of_weight=None if layer.keeps_weight else of_weight + sizes.w,
         )
 
+    def of_linear(
+        self, plan: PlacedLayers, layer: Layer, rows: Rows, elements: Counts
+    ) -> Workspace:
+        """The workspace of a linear layer, which takes some on GPUs.
+
+        Args:
+            plan: the plan that places the layer on the ranks.
+            layer: the layer, of kind "linear".
+            rows: the rows of each rank in the pass.
+            elements: the elements of its output [ranks].
+        """
+        on_gpu = np.array([takes_workspace(layer, device.kind) for device in self._devices])
+        if not on_gpu.any() or not layer.weights[1].trainable:
+            return NO_WORKSPACE
+        needed = self._needed(plan, layer, rows)
+        if needed is None:
+            parts = _parts_at_most(elements) * on_gpu
+            return Workspace(beside_weights=0 * parts, at_most=(None, None, None, parts))
+        forward, of_input, of_weights = np.array(needed, dtype=np.int64).T
+        return Workspace(beside_output=forward, beside_gradient=of_input, beside_weights=of_weights)
+
     def _needed(self, plan: PlacedLayers, layer: Layer, rows: Rows) -> list[Needed] | None:
         """What the devices have measured [ranks]; None: one of them has not."""
         if not self._measured:
@@ -168,9 +199,7 @@ def _on_one_cpu(layer: Layer, rows: Counts, sizes: Sizes) -> Workspace:
     )
 
 
-def _at_most(
-    layer: Layer, rows: Counts, sizes: Sizes, unfolded: Counts
-) -> tuple[Counts, Counts, Counts]:
+def _at_most(layer: Layer, rows: Counts, sizes: Sizes, unfolded: Counts) -> AtMost:
     """The most bytes of `Workspace.at_most` that any device was seen to take.
 
     These are all tensors in blocks of channels, twice, and images unfolded; for the gradient of the
@@ -185,7 +214,16 @@ def _at_most(
     copies = _GROUPED_REDUCERS if layer.groups > 1 else _REDUCERS
     either = 2 * blocks + images
     wide = max(1, _FP32 // itemsize)  # half precision is added up in fp32
-    return either, either, wide * (blocks + images + (1 + copies) * w)
+    return either, either, wide * (blocks + images + (1 + copies) * w), None
+
+
+def _parts_at_most(elements: Counts) -> Counts:
+    """The most bytes that any GPU takes to add up a gradient of so many elements [ranks] over rows.
+
+    Each thread writes its part, in fp32: of 16 elements or more, as long as there are no more
+    threads than the GPU can hold, and of 256 at most.
+    """
+    return np.maximum(np.minimum(elements * 8, _GPU_THREADS * 512), elements // 2)
 
 
 def mask(elements: Counts) -> Workspace:

@@ -1,10 +1,11 @@
-"""What the kernels of convolutions take beside their tensors, as torch's allocator sees it.
+"""What the kernels of layers take beside their tensors, as torch's allocator sees it.
 
-Each distinct convolution of a plan runs by itself, forward and backward, with a meter on. Nothing
-is repeated, since the allocator sees the same each time.
+Each distinct convolution of a plan, and on a GPU each linear layer, runs by itself, forward and
+backward, with a meter on. Nothing is repeated, since the allocator sees the same each time.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from workbench.model.tracing.inputs import called_whole
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.machine.work import local_shape, work_of
-from workbench.plan.machine.workspace import Needed, Workspace
+from workbench.plan.machine.workspace import Needed, Workspace, takes_workspace
 from workbench.plan.plan import Plan
 from workbench.train.loop.memory import PeakMeter
 from workbench.train.measure.device import DTYPES
@@ -28,7 +29,7 @@ Shape = tuple[int, ...]
 def workspaces(
     config: RankConfig, experiment: Experiment, *, rows: Sequence[int]
 ) -> tuple[Workspace, ...]:
-    """Measures the convolutions of one rank of an experiment's plan.
+    """Measures the layers of one rank of an experiment's plan.
 
     Args:
         config: the place of this rank.
@@ -43,29 +44,31 @@ def workspaces(
 def workspaces_of(
     plan: Plan, ranks: Sequence[int], rows: Sequence[int], precision: str, device: torch.device
 ) -> tuple[Workspace, ...]:
-    """Measures the convolutions that some ranks of a plan have, one after the other.
+    """Measures the layers that some ranks of a plan have, one after the other.
 
     Each is measured at the rows that follow from those of the ranks, and at the powers of two below
-    these, since other kernels may be chosen for few rows.
+    these, since other kernels may be chosen for few rows. Layers that `takes_workspace` leaves out
+    are not measured.
 
     Args:
         plan: the plan.
-        ranks: the ranks whose convolutions are measured.
+        ranks: the ranks whose layers are measured.
         rows: the numbers of rows that each rank is given.
         precision: the precision to compute in.
         device: the device that computes.
     """
     points: dict[str, dict[int, Needed]] = {}
-    wanted = [layer for layer in plan.graph.layers if layer.kind == "conv2d"]
-    modules = _Modules(plan, device, DTYPES[precision]) if wanted else None
-    for layer in wanted:
+    modules = _Modules(plan, device, DTYPES[precision])
+    for layer in plan.graph.layers:
+        if not takes_workspace(layer, device.type):
+            continue
         for rank in ranks:
             works = [
                 work_of(plan, layer, rank, (count,) * plan.world_size, precision) for count in rows
             ]
             known = points.setdefault(works[0].key, {})
             for count in _ladder([work.rows for work in works]):
-                if count not in known and modules is not None:
+                if count not in known:
                     known[count] = modules.measured(layer, rank, count)
     return tuple(
         Workspace(
@@ -83,7 +86,7 @@ def _ladder(rows: Sequence[int]) -> list[int]:
 
 
 class _Modules:
-    """The convolutions of a plan, as its ranks have them.
+    """The layers of a plan, as its ranks have them.
 
     Args:
         plan: the plan.
@@ -93,40 +96,59 @@ class _Modules:
 
     def __init__(self, plan: Plan, device: torch.device, dtype: torch.dtype) -> None:
         self.plan, self.device, self.dtype = plan, device, dtype
-        self._root = build_fake(plan.graph.source)
-        self._innermost = _with_channels_innermost(self._root, plan.graph)
+
+    @cached_property
+    def _root(self) -> nn.Module:
+        return build_fake(self.plan.graph.source)
+
+    @cached_property
+    def _innermost(self) -> set[str]:
+        return _with_channels_innermost(self._root, self.plan.graph)
 
     def measured(self, layer: Layer, rank: int, rows: int) -> Needed:
-        """Runs a convolution forward and backward as a rank has it, with so many rows."""
+        """Runs a layer forward and backward as a rank has it, with so many rows."""
+        flow = self.plan.flow
+        read, given = flow.inputs[layer.name], flow.outputs[layer.name]
+        shape = local_shape(layer.input_shape, read, rank % read.group_size)
+        out = local_shape(layer.output_shape, given, rank % given.group_size)
+        if 0 in (*shape, *out):
+            return Needed(0, 0, 0)
+        x = torch.ones(rows, *shape, dtype=self.dtype, device=self.device)
+        if layer.kind == "linear":
+            linear = nn.Linear(shape[-1], out[-1], device=self.device, dtype=self.dtype)
+            return _needed(linear, x.requires_grad_())
+        return self._of_convolution(layer, rank, x)
+
+    def _of_convolution(self, layer: Layer, rank: int, x: Tensor) -> Needed:
+        """Runs a convolution on its local input [rows, channels, height, width]."""
         flow, graph = self.plan.flow, self.plan.graph
         weight = (graph[layer.shared] if layer.shared else layer).weights[0]
         path = weight.name.rpartition(".")[0]
-        whole, read = self._root.get_submodule(path), flow.inputs[layer.name]
+        whole = self._root.get_submodule(path)
         assert isinstance(whole, nn.Conv2d)
-        shape = local_shape(layer.input_shape, read, rank % read.group_size)
         out, per_group, *_ = flow.weights[weight.name].piece_shape(rank)
-        if 0 in (out, *shape):
-            return Needed(0, 0, 0)
+        channels = x.shape[1]
         module = nn.Conv2d(
-            shape[0],
+            channels,
             out,
             whole.kernel_size,  # type: ignore[arg-type]  # a pair, which its type does not say
             whole.stride,  # type: ignore[arg-type]
             whole.padding,  # type: ignore[arg-type]
             whole.dilation,  # type: ignore[arg-type]
-            shape[0] // per_group,
+            channels // per_group,
             whole.bias is not None,
             whole.padding_mode,
             self.device,
             self.dtype,
         )
-        x = torch.ones(rows, *shape, dtype=self.dtype, device=self.device)
         if path in self._innermost:
             x = x.contiguous(memory_format=torch.channels_last)
         return _needed(module, x.requires_grad_())
 
 
-def _needed(module: nn.Conv2d, x: Tensor) -> Needed:
+def _needed(module: nn.Module, x: Tensor) -> Needed:
+    if x.device.type == "cuda":  # cuBLAS keeps what it takes first, of each thread
+        torch.autograd.grad(module(x).sum(), (x, *module.parameters()))
     y, forward = _beside(x.device, lambda: [module(x)])
     grads = [torch.ones_like(y[0])]
     _, of_input = _beside(x.device, lambda: torch.autograd.grad(y, x, grads, retain_graph=True))

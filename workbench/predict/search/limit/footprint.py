@@ -170,9 +170,10 @@ class Footprints:
             _or_none(space.beside_gradient) if wanted else 0.0, _or_none(space.of_weight)
         )
         before = _or_none(space.backward) if wanted else 0.0
-        room = arrived + np.maximum(before, later)
+        beside_made = arrived + made + _or_none(space.beside_weights)
+        room = np.maximum(arrived + np.maximum(before, later), beside_made)
         first, further = self._made(layer, placed)
-        most = np.maximum(room, arrived + made + first).mean()
+        most = np.maximum(room, beside_made + first).mean()
         only = float((arrived + made).mean())
         return float(most), float(room.mean()), only, float(further.mean())
 
@@ -205,6 +206,9 @@ class Footprints:
             x = self.rows.elements(read, layer.input_shape, layer.rows) * width
             sizes = Sizes(x, weight * width // whole, self._bytes(layer.name, given), width)
             return self.workspaces.of_convolution(alone, layer, self.rows, sizes)
+        if layer.kind == "linear" and layer.weights:
+            elements = self.rows.elements(given, layer.output_shape, layer.rows)
+            return self.workspaces.of_linear(alone, layer, self.rows, elements)
         if layer.kind == "attention":
             size, windows = self._bytes(layer.name, given), Windows.of(layer)
             heads = self._heads(layer, choice)
