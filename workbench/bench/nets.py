@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d, gelu, scaled_dot_product_attention
+from torch.nn.functional import adaptive_avg_pool2d, gelu, scaled_dot_product_attention, silu
 
 from workbench.model.vision import torchvision
 
@@ -143,15 +143,18 @@ class Attention(nn.Module):
     Args:
         width: the features of a token.
         tokens: the tokens of a sequence.
+        queries: the heads of queries for each head of keys and values.
     """
 
     HEAD = 64
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, width: int, tokens: int) -> None:
+    def __init__(self, width: int, tokens: int, queries: int = 1) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.q, self.o = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(width, width // queries, bias=False) for _ in range(2))
+        self.grouped = queries > 1
         turns = 10_000.0 ** -(torch.arange(0, self.HEAD, 2) / self.HEAD)
         angles = torch.outer(torch.arange(tokens), torch.cat([turns, turns]))
         self.register_buffer("cos", angles.cos(), persistent=False)
@@ -161,7 +164,8 @@ class Attention(nn.Module):
         """Maps [rows, tokens, width] to the same."""
         q, k, v = (part(x).unflatten(-1, (-1, self.HEAD)) for part in (self.q, self.k, self.v))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        mixed = scaled_dot_product_attention(self._turned(q), self._turned(k), v, is_causal=True)
+        q, k = self._turned(q), self._turned(k)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         return self.o(mixed.transpose(1, 2).flatten(2))
 
     def _turned(self, x: Tensor) -> Tensor:
@@ -199,7 +203,8 @@ class GPT(nn.Module):
         torch.manual_seed(0)
         self.table = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(width, tokens) for _ in range(blocks))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.norm: nn.Module = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Maps ids [rows, tokens] to scores of the next ones [rows, tokens, vocabulary]."""
@@ -207,3 +212,78 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+class GatedBlock(nn.Module):
+    """Attention of grouped queries, then a gated MLP; each behind an RMS norm, and added."""
+
+    def __init__(self, width: int, tokens: int) -> None:
+        super().__init__()
+        self.before, self.attention = nn.RMSNorm(width), Attention(width, tokens, queries=2)
+        self.between = nn.RMSNorm(width)
+        self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(3 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [rows, tokens, width] to the same."""
+        x = x + self.attention(self.before(x))
+        h = self.between(x)
+        return x + self.down(silu(self.gate(h)) * self.up(h))
+
+
+class Llama(GPT):
+    """A language model of gated blocks, whose table is its head too."""
+
+    def __init__(self, blocks: int, width: int, tokens: int, vocabulary: int) -> None:
+        super().__init__(0, width, tokens, vocabulary)
+        self.blocks = nn.ModuleList(GatedBlock(width, tokens) for _ in range(blocks))
+        self.norm = nn.RMSNorm(width)
+        self.head.weight = self.table.weight
+
+
+class MaskedBlock(nn.Module):
+    """Attention to the tokens of a mask, then an MLP; a norm behind each, with dropout."""
+
+    HEAD = 64
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.behind, self.last = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Maps [rows, tokens, width] to the same; the mask is [rows, 1, 1, tokens]."""
+        q, k, v = (part(x).unflatten(-1, (-1, self.HEAD)) for part in (self.q, self.k, self.v))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        mixed = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = self.behind(x + self.drop(self.o(mixed.transpose(1, 2).flatten(2))))
+        return self.last(x + self.drop(self.down(gelu(self.up(x)))))
+
+
+class Encoder(nn.Module):
+    """Scores of every token from those on both sides that a mask allows: two inputs.
+
+    Args:
+        blocks: the number of blocks.
+        width: the features of a token.
+        tokens: the tokens of a sequence.
+        vocabulary: the number of tokens there are.
+    """
+
+    def __init__(self, blocks: int, width: int, tokens: int, vocabulary: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(vocabulary, width)
+        self.places = nn.Parameter(torch.randn(tokens, width))
+        self.norm = nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(MaskedBlock(width) for _ in range(blocks))
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Maps ids and mask [rows, tokens] to scores [rows, tokens, vocabulary]."""
+        x = self.norm(self.table(ids) + self.places)
+        for block in self.blocks:
+            x = block(x, mask[:, None, None, :])
+        return self.head(x)

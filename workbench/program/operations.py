@@ -23,7 +23,7 @@ HALF = 2
 _INT64 = 8
 # What autocast computes in half precision, whatever it is given.
 _CAST = ("conv2d", "linear", "attention")
-_CAST_OPERATIONS = ("matmul", "einsum", "bmm")
+_CAST_OPERATIONS = ("matmul", "einsum", "bmm", "scaled_dot_product_attention")
 
 
 class Operation(NamedTuple):
@@ -259,7 +259,7 @@ class _Writing:
     def _itemsize(self, layer: Layer, given: Sequence[Operation | None]) -> int:
         if layer.kind == "size":
             return 0
-        if self.half and (layer.kind in _CAST or layer.target.endswith(_CAST_OPERATIONS)):
+        if self.half and computes_in_half(layer):
             return HALF
         if layer.kind == "embedding":
             return self.itemsize
@@ -279,6 +279,11 @@ class _Writing:
             return 0
         self._whole.add(layer.name)
         return int(each)
+
+
+def computes_in_half(layer: Layer) -> bool:
+    """Whether autocast casts what a layer reads, and its weights."""
+    return layer.kind in _CAST or layer.target.endswith(_CAST_OPERATIONS)
 
 
 def _wanted(reads: Sequence[Value], given: Sequence[Operation | None]) -> tuple[Value, ...]:

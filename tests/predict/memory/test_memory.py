@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tests.predict import running
 from tests.predict.machines import device, machine
+from workbench.bench.nets import Llama
 from workbench.client.calibration.devices import with_workspaces
 from workbench.comm.shared_memory.staging import SEGMENT_BYTES
 from workbench.layers.faster import LARGE_BYTES
@@ -139,13 +140,16 @@ NETS = {
     "tuned": tuned,
     "partly": partly,
     "language": Language,
+    "rotary": lambda: Llama(1, 256, 16, 50),
 }
 
 
 @cache
 def graph_of(name):
-    if name == "language":
-        return trace(Language(), input_shape=(16,), vocabulary=3000)
+    if name in ("language", "rotary"):
+        return trace(
+            NETS[name](), input_shape=(16,), vocabulary=dict(language=3000, rotary=50)[name]
+        )
     return trace(NETS[name](), input_shape=SHAPE)
 
 
@@ -174,6 +178,7 @@ PLANS = {
     "some of it": lambda g: Plan.data_parallel(g, 3).with_layer(
         "table", scheme="shard_in", shares=(2, 0, 1)
     ),
+    "heads and scores": lambda g: Plan.hybrid(g, 2),
     "features": lambda g: Plan.data_parallel(g, 2).with_layer("table", scheme="shard_out"),
     "B": lambda g: Plan.hybrid(g, 4, rounds="B"),
     "B/K": lambda g: Plan.hybrid(g, 4, rounds="B/K"),
@@ -200,6 +205,10 @@ CASES = [
     ("partly", "recomputed", {}),
     ("attention", "data parallel", {}),
     ("attention", "heads", {}),
+    ("attention", "data parallel", dict(precision="bf16")),
+    ("rotary", "data parallel", {}),
+    ("rotary", "heads and scores", {}),
+    ("rotary", "heads and scores", dict(precision="bf16")),
     ("convolutions", "recomputed", {}),
     ("convolutions", "data parallel", dict(shard_optimizer=True, optimizer=Adam())),
     ("convolutions", "in groups", FUSED | dict(shard_optimizer=(3, 0, 0, 1))),

@@ -6,7 +6,7 @@ from functools import cache
 
 from torch import nn
 
-from workbench.bench.nets import INPUT_SHAPE, SmallVGG
+from workbench.bench.nets import GPT, INPUT_SHAPE, Encoder, Llama, SmallVGG
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.codec import Codec
 from workbench.plan.experiment.experiment import (
@@ -21,6 +21,7 @@ from workbench.plan.experiment.experiment import (
 )
 from workbench.plan.extension.extension import name_of
 from workbench.plan.graph import Graph
+from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 
 ENGINES = 4
@@ -229,19 +230,56 @@ LARGE: tuple[_Row, ...] = tuple(
 """Models at the size that they were made for, 32 images a rank: for GPUs, or whoever has time."""
 
 
+_BLOCKS, _WIDTH, _TOKENS, _VOCABULARY = 2, 256, 64, 1000
+_ENCODED = {"ids": Input((_TOKENS,), vocabulary=_VOCABULARY), "mask": Input((_TOKENS,), "bool")}
+_OF_TEXTS: Mapping[str, Callable[[nn.Module], Graph]] = {
+    "GPT": lambda module: trace(module, input_shape=(_TOKENS,), vocabulary=_VOCABULARY),
+    "Llama": lambda module: trace(module, input_shape=(_TOKENS,), vocabulary=_VOCABULARY),
+    "Encoder": lambda module: trace(module, inputs=_ENCODED),
+}
+
+_IN_MANY_WAYS: tuple[tuple[str, tuple[str, ...], dict[str, object]], ...] = (
+    ("alone", (), {}),
+    ("data parallel, 2", (), {}),
+    ("data parallel, 4", (), dict(shard_optimizer=True)),
+    ("data parallel, 2", ("*",), dict(batch_size=32)),
+    ("data parallel, 2", (), _HALF | dict(batch_size=16)),
+    ("hybrid, 2", (), {}),
+    ("hybrid, 4", (), {}),
+    ("hybrid, 2 x 2", (), dict(accumulate=2, batch_size=_DOUBLE)),
+    ("hybrid, 2", (), _HALF | dict(batch_size=16)),
+    ("unequal, 2", (), dict(optimizer=MOMENTUM)),
+)
+
+TEXTS: tuple[_Row, ...] = tuple(
+    (model, plan, recomputed, dict[str, object](optimizer=AdamW()) | fields)
+    for model in _OF_TEXTS
+    for plan, recomputed, fields in _IN_MANY_WAYS
+)
+"""Transformers: causal, with grouped queries and a table that is the head too, and with a mask."""
+
+
 def quick() -> Iterator[Case]:
     """A tiny VGG under two plans."""
     return (_case(row, timed=True) for row in QUICK)
 
 
 def every(named: str = "") -> Iterator[Case]:
-    """All cases; the timed ones of one model follow each other. Large ones only if they are named.
+    """All cases but `texts`; the timed ones of one model follow each other.
+
+    Large ones, and those of `texts`, only if they are named.
 
     Args:
         named: a part of the names of their model and plan: "resnet18", or "resnet18, hybrid".
     """
-    for rows, timed in ((TIMED, True), (METERED, False), (LARGE if named else (), True)):
+    further = ((LARGE, True), (TEXTS, False)) if named else ()
+    for rows, timed in ((TIMED, True), (METERED, False), *further):
         yield from (_case(row, timed=timed) for row in rows if named in f"{row[0]}, {row[1]}")
+
+
+def texts() -> Iterator[Case]:
+    """Cases of transformers."""
+    return (_case(row, timed=False) for row in TEXTS)
 
 
 def _case(row: _Row, *, timed: bool) -> Case:
@@ -291,6 +329,11 @@ def _model(name: str) -> tuple[Graph, nn.Module | None]:
     if name in WIDTHS:
         module = SmallVGG(WIDTHS[name])
         return trace(module, input_shape=INPUT_SHAPE), module
+    if name in _OF_TEXTS:
+        net: nn.Module = {"GPT": GPT, "Llama": Llama, "Encoder": Encoder}[name](
+            _BLOCKS, _WIDTH, _TOKENS, _VOCABULARY
+        )
+        return _OF_TEXTS[name](net), net
     if name.endswith(_AT_224):
         return trace(name.removesuffix(_AT_224), input_shape=(3, 224, 224), num_classes=1000), None
     side = SIZES.get(name, 32)

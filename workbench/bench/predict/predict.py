@@ -4,6 +4,7 @@
               tensor, and its collectives are recorded; every rank is compared
     times     the same, and steps of some cases are timed in several rounds, and compared with
               predictions for a machine that was calibrated between these rounds
+    texts     memory and traffic of transformers, whose figures are apart
     speed     how long predictions take
 
 `times` is left out where `memory` is the only part.
@@ -63,39 +64,43 @@ def run(progress: Progress, *, quick: bool, cases_named: str = "") -> Iterator[R
     part = "memory" if progress.only == "memory" else "times"
     if part == "memory":
         every = [replace(case, timed=False) for case in every]
-    models = [
-        list(alike)
-        for _, alike in groupby(every, key=lambda case: case.experiment.plan.graph.fingerprint)
-    ]
+    texts = [] if quick or cases_named else list(cases.texts())
+    models = {name: _by_model(some) for name, some in ((part, every), ("texts", texts))}
     some = {"memory": 4.0, "times": 25.0}  # seconds of a case
     progress.begin(
         *(
-            Part(name, len(models) if name == part else 0, len(every) * seconds / len(models))
+            Part(name, len(models.get(name, ())), len(every) * seconds / len(models[part]))
             for name, seconds in some.items()
         ),
+        Part("texts", len(models["texts"]), 40),
         Part("speed", 1, 10),
     )
     bench: _Bench | None = None
-    if progress.wants(part):
+    if any(map(progress.wants, models)):
         with Cluster(cases.ENGINES, timeout=300.0) as cluster:
             seconds = (QUICK_PLAN_S, QUICK_BARE_S) if quick else (PLAN_S,)
             bench = _Bench(cluster, Machines(cluster, *seconds), progress, quick=quick)
-            for alike in progress.each(part, models):
-                bench.measure(alike)
-                yield _report(bench, {})
+            for name in models:
+                for alike in progress.each(name, models[name]):
+                    bench.measure(alike, bench.of_texts if name == "texts" else bench.rows)
+                    yield _report(bench, {})
     for _ in progress.each("speed"):
         graph = every[0].experiment.plan.graph if quick else resnet152()
         yield _report(bench, speed_figures(graph, times=1 if quick else 5))
 
 
+def _by_model(every: Sequence[Case]) -> list[list[Case]]:
+    """The cases, those of one model together."""
+    by_model = groupby(every, key=lambda case: case.experiment.plan.graph.fingerprint)
+    return [list(alike) for _, alike in by_model]
+
+
 def _report(bench: "_Bench | None", speed: Mapping[str, Figure]) -> Report:
-    rows = [] if bench is None else bench.rows
+    rows = [] if bench is None else [*bench.rows, *bench.of_texts]
     if bench is None or not rows:
         return Report("predict", (), speed, () if bench is None else tuple(bench.notes))
-    figures = {
-        **memory_figures(rows),
-        "traffic_exact": Figure.of([float(row["traffic"] == "equal") for row in rows]),
-    }
+    of_texts = {f"texts_{name}": figure for name, figure in _figures(bench.of_texts).items()}
+    figures = {**_figures(bench.rows), **of_texts}
     text: tuple[str, ...] = (
         "Peak: live tensor bytes of the rank that is furthest off, shared memory included; "
         f"{statistics.fmean(float(row['memory error']) for row in rows):.2%} off on average over "
@@ -115,6 +120,14 @@ def _report(bench: "_Bench | None", speed: Mapping[str, Figure]) -> Report:
     return Report("predict", tuple(rows), figures, notes, tuple(charts), engines=cases.ENGINES)
 
 
+def _figures(rows: Sequence[dict[str, Cell]]) -> dict[str, Figure]:
+    """Those of memory and traffic; none without cases."""
+    if not rows:
+        return {}
+    exact = Figure.of([float(row["traffic"] == "equal") for row in rows])
+    return {**memory_figures(rows), "traffic_exact": exact}
+
+
 class _Bench:
     """Runs cases, and tells of each.
 
@@ -126,6 +139,7 @@ class _Bench:
 
     Attributes:
         rows: the rows of the report.
+        of_texts: those of the part "texts".
         notes: the notes on cases that could not be run.
         spare_s: the seconds that are left for rounds of cases whose rounds differ.
     """
@@ -137,11 +151,17 @@ class _Bench:
         self._progress = progress
         self._kernels = KernelMachines(cluster)
         self.rows: list[dict[str, Cell]] = []
+        self.of_texts: list[dict[str, Cell]] = []
         self.notes: list[str] = []
         self.spare_s = 0.0
 
-    def measure(self, alike: Sequence[Case]) -> None:
-        """Measures the cases of one model: rounds, and between them its machines."""
+    def measure(self, alike: Sequence[Case], rows: list[dict[str, Cell]]) -> None:
+        """Measures the cases of one model: rounds, and between them its machines.
+
+        Args:
+            alike: the cases.
+            rows: the rows to add theirs to.
+        """
         first = [(case, seen) for case in self._steps(alike) if (seen := self._observed(case))]
         timed = [(case, [[one.step_s for one in seen]]) for case, seen in first if case.timed]
         for index in range(ROUNDS - 1):
@@ -156,7 +176,7 @@ class _Bench:
             own = next(taken)[1] if case.timed else None
             machine = self.machines.of(case) if case.timed else None
             machine = machine or self._kernels.of(case.experiment)
-            self.rows.append(_row(case, machine, self._kernels.bare, seen, own))
+            rows.append(_row(case, machine, self._kernels.bare, seen, own))
 
     def _repeat(self, timed: Sequence[tuple[Case, list[list[float]]]]) -> None:
         """Runs more rounds of the cases whose rounds differ, as long as there is time."""

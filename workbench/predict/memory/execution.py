@@ -11,7 +11,7 @@ from workbench.plan.placement.flow import heads_of
 from workbench.plan.placement.layout import Conversion, Layout
 from workbench.plan.placement.placement import Partial, Replicate
 from workbench.predict.memory.gradients import Gradients
-from workbench.predict.memory.kept import SavedTensors, Windows, saved_by
+from workbench.predict.memory.kept import SavedTensors, Windows, is_product, saved_by
 from workbench.predict.memory.timeline import MemoryTimeline
 from workbench.predict.memory.workspaces import (
     NO_WORKSPACE,
@@ -21,7 +21,7 @@ from workbench.predict.memory.workspaces import (
     attention,
     mask,
 )
-from workbench.program.operations import HALF, Operation, Value
+from workbench.program.operations import HALF, Operation, Value, computes_in_half
 from workbench.program.rows import Counts, Rows, tiled
 from workbench.program.step import Program
 
@@ -39,7 +39,6 @@ class _Work(NamedTuple):
         beside: bytes of the new tensors that they save: masks, indices, statistics, casts [ranks]
             each.
         casts: bytes of those among them that are weights cast by autocast [ranks] each.
-        casts_input: whether autocast casts their input too.
         passes_on: whether the gradient of their output is that of their input, in the same memory.
     """
 
@@ -48,7 +47,6 @@ class _Work(NamedTuple):
     space: Workspace
     beside: tuple[Counts, ...]
     casts: tuple[Counts, ...]
-    casts_input: bool
     passes_on: bool
 
 
@@ -119,24 +117,15 @@ class Execution:
             tensor = timeline.make(size, "activations", label)
         timeline.pass_by(space.beside_output, "workspace", label, at_most=space.at_most[0])
         if needed:
-            if keeps.input and not work.casts_input:
-                held += [timeline.hold(tensor) for tensor in self._factors(operation, alive)]
+            if keeps.input:
+                held += [
+                    timeline.hold(alive[value])
+                    for value in _saved(operation)
+                    if value in alive and not self._is_cast(operation, value)
+                ]
             if keeps.output:
                 held.append(timeline.hold(tensor))
         return tensor, held
-
-    def _factors(self, operation: Operation, alive: Mapping[Value, int]) -> list[int]:
-        """The tensors that it reads and its backward pass needs."""
-        reads = operation.reads
-        if len(reads) == 1:
-            return [alive[reads[0]]] if reads[0] in alive else []
-        reads = tuple([value for value in reads if value in alive])
-        if len(reads) < 2:
-            return [alive[value] for value in reads]
-        if len(reads) == 2 and operation.layer is not None and operation.layer.kind == "mul":
-            wants = [value in operation.wanted for value in reversed(reads)]
-            return [alive[value] for value, needed in zip(reads, wants, strict=True) if needed]
-        return [alive[value] for value in dict.fromkeys(reads)]
 
     def casts(self, operation: Operation) -> tuple[Counts, ...]:
         """Bytes of the weights that autocast has cast for an operation [ranks] each."""
@@ -170,6 +159,9 @@ class Execution:
                 of_weights = self.gradients.made(operation.layer)
                 more = space.at_most[3]
                 timeline.pass_by(space.beside_weights, "workspace", label, at_most=more)
+            for value, _ in of_inputs:
+                if self._is_cast(operation, value):  # its gradient comes in half precision
+                    timeline.pass_by(self.size(value, HALF), "workspace", label)
         timeline.drop(given)
         for value, tensor in of_inputs:
             self._add(grads, value, tensor)
@@ -208,14 +200,14 @@ class Execution:
             assert step is not None
             keeps = _SAME if step.name == "copy_to" else _CONVERSION
             on = _returns_as_it_is(step)
-            return _Work(size, keeps, NO_WORKSPACE, (), (), False, on)
+            return _Work(size, keeps, NO_WORKSPACE, (), (), on)
         keeps, casts = saved_by(self.program.plan, layer), self._casts(layer)
-        casts_input = self._casts_input(operation)
         beside = [*self._kept_beside(operation, layer, keeps), *casts]
-        if casts_input and keeps.input:
-            beside.append(self.size(operation.reads[0], HALF))
+        if keeps.input:
+            cast = [value for value in _saved(operation) if self._is_cast(operation, value)]
+            beside += [self.size(value, HALF) for value in cast]
         space = self._workspace_of(operation, layer)
-        return _Work(size, keeps, space, tuple(beside), casts, casts_input, keeps.passes)
+        return _Work(size, keeps, space, tuple(beside), casts, keeps.passes)
 
     def _kept_beside(self, operation: Operation, layer: Layer, keeps: SavedTensors) -> list[Counts]:
         """Bytes of masks, indices and statistics that an operation saves [ranks] each."""
@@ -245,11 +237,12 @@ class Execution:
             return ()
         return tuple(sizes[w.name] // 4 * HALF for w in layer.weights if w.name in sizes)
 
-    def _casts_input(self, operation: Operation) -> bool:
+    def _is_cast(self, operation: Operation, value: Value) -> bool:
+        """Whether autocast casts a value that an operation reads."""
         layer = operation.layer
-        if not self.gradients.half or layer is None or layer.kind not in ("conv2d", "linear"):
+        if not self.gradients.half or layer is None or not computes_in_half(layer):
             return False
-        return self.program.operations.layout_of(operation.reads[0])[-1] > HALF
+        return self.program.operations.layout_of(value)[-1] > HALF
 
     def _workspace_of(self, operation: Operation, layer: Layer) -> Workspace:
         if layer.kind == "conv2d" and layer.weights:
@@ -280,6 +273,15 @@ class Execution:
         plan = self.program.plan
         heads = heads_of(layer, plan.layers.get(layer.name))
         return None if heads is None else tiled(heads, plan.world_size) / layer.heads
+
+
+def _saved(operation: Operation) -> tuple[Value, ...]:
+    """The values that an operation reads and its backward pass needs, if it needs any."""
+    reads = operation.reads
+    if len(reads) == 2 and operation.layer is not None and is_product(operation.layer):
+        wants = [value in operation.wanted for value in reversed(reads)]
+        reads = tuple([value for value, wanted in zip(reads, wants, strict=True) if wanted])
+    return reads if len(reads) == 1 else tuple(dict.fromkeys(reads))
 
 
 def is_parameter(operation: Operation) -> bool:

@@ -191,6 +191,10 @@ _OPERATIONS = {
 }
 
 
+_RMS_NORMS = ("rmsnorm", "rms_norm")
+_PRODUCTS = ("mul", "multiply", "matmul", "bmm")
+
+
 def saved_by(plan: Plan, layer: Layer) -> SavedTensors:
     """The tensors that a layer saves under a plan."""
     name = _name(layer)
@@ -229,13 +233,20 @@ def saved_by(plan: Plan, layer: Layer) -> SavedTensors:
             )
         case "op" if name == "layer_norm":
             return _layer_norm(layer)
+        case "op" if name in _RMS_NORMS:
+            return _rms_norm(layer)
         case _:
             return _OPERATIONS.get(name, _BOTH)
 
 
+def is_product(layer: Layer) -> bool:
+    """Whether a layer multiplies what it reads: each factor is saved for the other's gradient."""
+    return layer.kind == "mul" or (layer.kind == "op" and _name(layer) in _PRODUCTS)
+
+
 def is_guessed(layer: Layer) -> bool:
     """Whether it is unknown what an operation saves."""
-    return layer.kind == "op" and _name(layer) not in (*_OPERATIONS, "layer_norm")
+    return layer.kind == "op" and _name(layer) not in (*_OPERATIONS, *_RMS_NORMS, "layer_norm")
 
 
 def _name(layer: Layer) -> str:
@@ -245,6 +256,10 @@ def _name(layer: Layer) -> str:
 
 def _layer_norm(layer: Layer) -> SavedTensors:
     return SavedTensors(input=True, bytes=8.0 / max(layer.output_shape[-1], 1))
+
+
+def _rms_norm(layer: Layer) -> SavedTensors:
+    return SavedTensors(input=True, words=1.0, bytes=4.0 / max(layer.output_shape[-1], 1))
 
 
 def _embedding(plan: Plan, layer: Layer) -> SavedTensors:
