@@ -52,3 +52,9 @@ def test_what_is_killed_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
     assert [(row["goes on"], row["attempts lost"]) for row in stumbles] == [("yes", 0)] * 2
     assert found["figures"]["hiccups_lost"]["max"] == 0
     assert found["figures"]["hiccups_loss_difference"]["max"] == 0
+    hit = [row for row in found["rows"] if "came" in row]
+    assert [(row["process"], row["moment"], row["kept"]) for row in hit] == [
+        ("engine", "start", 1),
+        ("engine", "step", 1),
+    ]
+    assert found["figures"]["faults_left_behind"]["max"] == 0

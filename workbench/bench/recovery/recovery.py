@@ -16,7 +16,8 @@ Both kinds of steps are of one run, in turns, so that other changes on a machine
 block's time is from the row of the step before it to its last step's: it contains the copy and the
 wait for an earlier checkpoint, which are between two steps.
 
-A last part counts hiccups that are taken for faults (`hiccups.py`): there must be none.
+A part counts hiccups that are taken for faults (`hiccups.py`): there must be none. The last goes
+through a matrix of processes, faults and moments (`faults.py`).
 """
 
 import sys
@@ -24,11 +25,13 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 from torch import nn
 
 from workbench.bench.progress import Part, Progress
+from workbench.bench.recovery.faults import every, matrix
 from workbench.bench.recovery.hiccups import ward
 from workbench.bench.recovery.kills import CLOSE, KINDS, Kill, Target
 from workbench.bench.report import Cell, Figure, Report
@@ -55,16 +58,25 @@ Row = Mapping[str, Cell]
 
 
 def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
-    """Kills 200 small runs and 4 of VGG-11, and 60 hiccups; `quick`: 3 small ones, 2 hiccups."""
+    """Kills 200 small runs and 4 of VGG-11; 60 hiccups, and the fault matrix.
+
+    `quick`: 3 small runs, 2 hiccups, 2 cells of the matrix.
+    """
     seeds = range(len(KINDS) if quick else KILLS)
     batches = [seeds[first : first + BATCH] for first in seeds[::BATCH]]
     large = [] if quick else [Part("VGG-11", 2, 120), Part("checkpoints", 1, 180)]
     stumbles = Part("hiccups", 2 if quick else HICCUPS, 10)
-    progress.begin(Part("kills", len(batches), 10 * min(BATCH, len(seeds))), *large, stumbles)
+    cells = every()[: 2 if quick else None]
+    faults = Part("faults", len(cells), 7)
+    kills = Part("kills", len(batches), 10 * min(BATCH, len(seeds)))
+    progress.begin(kills, *large, stumbles, faults)
     small: list[Row] = []
     rows: list[Row] = []
     costs: list[float] = []
+    difference: float | None = None
     hiccups: list[Row] = []
+    hit: list[Row] = []
+    left: list[str] = []
     if progress.wants("kills"):
         for found in survivors(progress.each("kills", batches), 1 if quick else AT_ONCE):
             small += found
@@ -82,7 +94,16 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
             for _ in progress.each("hiccups"):
                 hiccups.append(_told(one.stumble()))
                 yield _report(small, rows, costs, hiccups)
-            yield _report(small, rows, costs, hiccups, one.difference())
+            yield _report(small, rows, costs, hiccups, difference := one.difference())
+    if progress.wants("faults"):
+        experiment = _small_experiment()
+        other = Plan.hybrid(experiment.plan.graph, RANKS)
+        with matrix(experiment, other, left) as table:
+            for cell in progress.each("faults", cells):
+                progress.tell(f"  {cell}")
+                hit.append(_told(table.suffer(cell)))
+                yield _report(small, rows, costs, hiccups, difference, hit)
+        yield _report(small, rows, costs, hiccups, difference, hit, left)
 
 
 def _report(
@@ -91,6 +112,8 @@ def _report(
     costs: list[float],
     hiccups: Sequence[Row] = (),
     difference: float | None = None,
+    hit: Sequence[Row] = (),
+    left: Sequence[str] | None = None,
 ) -> Report:
     rows = [*small, *large]
     figures = _figures(rows, large or small) if rows else {}
@@ -99,9 +122,13 @@ def _report(
         figures["hiccups_go_on_after_s"] = Figure.of([float(str(h["after s"])) for h in hiccups])
     if difference is not None:
         figures["hiccups_loss_difference"] = Figure.of([difference])
+    if hit:
+        figures["faults_kept"] = Figure.of([float(str(row["kept"])) for row in hit])
+    if left is not None:
+        figures["faults_left_behind"] = Figure.of([float(len(left))])
     return Report(
         "recovery",
-        (*rows, *hiccups),
+        (*rows, *hiccups, *hit),
         figures | ({"checkpoint_cost": Figure.of(costs)} if costs else {}),
         (
             f"survived: finished, with the final loss of a run that nothing was done to, to "
@@ -115,6 +142,9 @@ def _report(
             " adds to their time, as a part of it; steps with and without in turns, in one run.",
             "hiccups: a rank, or a host's link, stands still for 2 to 10 s; lost are attempts that "
             "were given up, and the loss is compared in every step with an undisturbed run's.",
+            "faults: each process killed, stopped for 3 s or interrupted, at each moment; kept is "
+            "the promise: losses equal to the last bit, or an error that says what happened.",
+            *(f"left behind: {what}" for what in left or ()),
         ),
         engines=ENGINES,
     )
@@ -132,6 +162,13 @@ def survivors(batches: Iterable[Sequence[int]], at_once: int) -> Iterator[list[R
 
         for seeds in batches:
             yield list(side_by_side.map(survive, seeds))
+
+
+def follow(folder: str) -> None:
+    """Begins a run on a cluster, tells its number and waits for it, as a notebook does."""
+    run = Cluster.attach(Path(folder)).train(_small_experiment())
+    print(run.id, flush=True)
+    run.wait(END_S)
 
 
 @contextmanager

@@ -119,13 +119,24 @@ class Execution:
         if needed:
             if keeps.input:
                 held += [
-                    timeline.hold(alive[value])
+                    self._hold(operation, alive[value])
                     for value in _saved(operation)
                     if value in alive and not self._is_cast(operation, value)
                 ]
             if keeps.output:
                 held.append(timeline.hold(tensor))
         return tensor, held
+
+    def _hold(self, operation: Operation, tensor: int) -> int:
+        """Holds a tensor for a backward pass: of a layer with weights, on ranks that have some."""
+        layer = operation.layer
+        if layer is None or layer.kind not in ("conv2d", "linear"):
+            return self.timeline.hold(tensor)
+        owner = self.program.plan.graph[layer.shared] if layer.shared else layer
+        sizes = self.program.pieces.sizes.get(owner.weights[0].name) if owner.weights else None
+        if sizes is None or sizes.all():
+            return self.timeline.hold(tensor)
+        return self.timeline.hold_on(tensor, sizes > 0)
 
     def casts(self, operation: Operation) -> tuple[Counts, ...]:
         """Bytes of the weights that autocast has cast for an operation [ranks] each."""

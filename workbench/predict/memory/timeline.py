@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from workbench.program.rows import Counts, Representatives
 
@@ -61,6 +62,10 @@ class MemoryTimeline:
         self.owners: list[Owner] = []
         self._sizes: list[Counts] = []  # of each tensor; most have one that others have
         self._holders: list[int] = []
+        self._parts: dict[
+            int, dict[bytes, int]
+        ] = {}  # of a tensor, to take its place on some ranks
+        self._waiting: set[int] = set()  # the parts whose tensor is alive
         self._events: list[int] = []  # tensors as they are made; ~tensor when it is freed
         self._unsure: dict[int, Counts] = {}  # the most bytes of what is made in these events
         self._moments: list[tuple[int, Phase, str]] = [(0, "load", "")]  # each from its event on
@@ -88,12 +93,33 @@ class MemoryTimeline:
         self._holders[tensor] += 1
         return tensor
 
+    def hold_on(self, tensor: int, ranks: npt.NDArray[np.bool_]) -> int:
+        """Holds a tensor on some ranks [ranks] alone, as a part of it, which is to be dropped.
+
+        The part takes the tensor's place there once that is freed.
+        """
+        parts = self._parts.setdefault(tensor, {})
+        part = parts.get(ranks.tobytes())
+        if part is not None:
+            return self.hold(part)
+        part = parts[ranks.tobytes()] = self._new(self._sizes[tensor] * ranks, *self.owners[tensor])
+        self._waiting.add(part)
+        return part
+
     def drop(self, tensor: int) -> None:
         """Drops one hold of a tensor, which is freed with the last one."""
         left = self._holders[tensor] = self._holders[tensor] - 1
         assert left >= 0, self.owners[tensor]
-        if left == 0:
-            self._events.append(~tensor)
+        if left > 0:
+            return
+        if tensor in self._waiting:
+            self._waiting.remove(tensor)
+            return
+        self._events.append(~tensor)
+        for part in self._parts.pop(tensor, {}).values():
+            if part in self._waiting:
+                self._waiting.remove(part)
+                self._events.append(part)
 
     def alone(self, tensor: int) -> bool:
         """Whether a tensor has a single holder."""

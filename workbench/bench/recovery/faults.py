@@ -1,0 +1,321 @@
+"""The fault matrix: every process of a cluster killed, stopped or interrupted, at every moment.
+
+    process     engine (of a rank), job server, controller, supervisor, notebook
+    fault       kill (SIGKILL), stop (SIGSTOP, and SIGCONT after 3 s), interrupt (SIGINT)
+    moment      start of a job, step, checkpoint, re-cut, stop, sweep, attach, calibrate, verify
+
+What is promised: a run ends with the losses of an undisturbed one, to the last bit (to 1e-9 after a
+re-cut), in whatever attempt; after its supervisor was killed, once somebody attaches. A calibration
+or a verification gives its result, or an error of the workbench. After each a short run ends as
+ever. Nothing takes longer than `LIMIT_S`; and once the cluster has ended there is no process and no
+part of a file left.
+"""
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import psutil
+
+from workbench.bench.report import Cell
+from workbench.client.cluster import Cluster
+from workbench.client.run.run import Run
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.plan import Plan
+from workbench.store.errors import ClusterError, RunError
+from workbench.store.process import SERVER, SUPERVISOR, holder
+
+Process = Literal["engine", "server", "controller", "supervisor", "notebook"]
+How = Literal["kill", "stop", "interrupt"]
+Moment = Literal[
+    "start", "step", "checkpoint", "re-cut", "stop", "sweep", "attach", "calibrate", "verify"
+]
+OF_NOTEBOOKS: tuple[Moment, ...] = ("start", "step", "checkpoint")
+SIGNALS: dict[How, signal.Signals] = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "interrupt": signal.SIGINT,
+}
+ENGINES, RANKS = 3, 2
+STOPPED_S = 3.0
+LIMIT_S = 120.0
+LOOK_S = 0.002
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One cell of the matrix.
+
+    Attributes:
+        process: the process that it hits.
+        how: what is done to it.
+        moment: what the cluster is doing.
+    """
+
+    process: Process
+    how: How
+    moment: Moment
+
+    def __str__(self) -> str:
+        return f"{self.process}, {self.how}, {self.moment}"
+
+
+def every() -> list[Fault]:
+    """All cells."""
+    return [
+        Fault(process, how, moment)
+        for process in get_args(Process)
+        for how in get_args(How)
+        for moment in (OF_NOTEBOOKS if process == "notebook" else get_args(Moment))
+    ]
+
+
+class Matrix:
+    """A cluster to which faults happen, one after the other.
+
+    Args:
+        folder: the folder for its runs.
+        experiment: the experiment that is trained, for two ranks.
+        other: the plan that runs are resharded to.
+    """
+
+    def __init__(self, folder: Path, experiment: Experiment, other: Plan) -> None:
+        self._experiment, self._other = experiment, other
+        self._chance = random.Random(0)
+        self.cluster = Cluster(ENGINES, directory=folder, timeout=TIMEOUT_S)
+        self._straight = _losses(self.cluster.train(experiment), LIMIT_S)
+
+    def suffer(self, fault: Fault) -> dict[str, Cell]:
+        """One fault, what came of it, and whether that is what is promised, as a row."""
+        began = time.monotonic()
+        try:
+            came = self._come(fault)
+            if _losses(self.cluster.train(self._experiment), LIMIT_S) != self._straight:
+                came = "NO: the next run has other losses"
+        except TimeoutError as error:
+            came = f"NO: hangs: {error}"
+            self._anew()
+        except Exception as error:
+            came = f"NO: {type(error).__name__}: {error}"
+            self._anew()
+        return {
+            "process": fault.process,
+            "fault": fault.how,
+            "moment": fault.moment,
+            "came": came[:200],
+            "kept": int(not came.startswith("NO")),
+            "s": round(time.monotonic() - began, 1),
+        }
+
+    def _come(self, fault: Fault) -> str:
+        match fault.moment:
+            case "calibrate" | "verify":
+                return self._of_call(fault)
+            case "stop":
+                return self._of_stop(fault)
+            case _:
+                return self._of_run(fault)
+
+    def _anew(self) -> None:
+        """Another cluster, for what comes after one that is broken."""
+        with suppress(ClusterError):
+            self.cluster.stop()
+        self.cluster = Cluster(ENGINES, directory=self.cluster.directory, timeout=TIMEOUT_S)
+
+    def _of_run(self, fault: Fault) -> str:
+        """A run, at a moment between its start and its end."""
+        if fault.process == "notebook":
+            return self._of_notebook(fault)
+        if fault.moment == "sweep":
+            other = self._experiment.replace(seed=1)
+            losses = [self._straight, _losses(self.cluster.train(other), LIMIT_S)]
+            runs = [*self.cluster.jobs.sweep(self._experiment, seed=range(2))]
+        else:
+            runs, losses = [self.cluster.train(self._experiment)], [self._straight]
+        self._come_to(runs[0], fault.moment)
+        self._hit(fault, runs[0])
+        if fault.moment == "attach":
+            self._attached(fault)
+        # Another plan adds up in another order.
+        tolerance = 1e-9 if fault.moment == "re-cut" else 0.0
+        found = [self._found(run) for run in runs]
+        return "; ".join(self._ended(*each, tolerance) for each in zip(found, losses, strict=True))
+
+    def _of_stop(self, fault: Fault) -> str:
+        """A run that is asked to stop, and gone on from."""
+        run = self.cluster.train(self._experiment)
+        self._come_to(run, "step")
+        run.stop()
+        self._hit(fault, run)
+        run = self._found(run)
+        run.wait(LIMIT_S)
+        rest = self.cluster.train(self._experiment, resume=run)
+        first, then = _losses(run, LIMIT_S), _losses(rest, LIMIT_S)
+        whole = [*first[: len(self._straight) - len(then)], *then]
+        return "stopped, and went on" if whole == self._straight else "NO: other losses"
+
+    def _of_notebook(self, fault: Fault) -> str:
+        """A run that another process has begun and follows."""
+        code = (
+            "import sys; from workbench.bench.recovery import recovery as r; r.follow(sys.argv[1])"
+        )
+        command = [sys.executable, "-c", code, str(self.cluster.folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as notebook:
+            assert notebook.stdout is not None
+            run = self.cluster.jobs[int(notebook.stdout.readline())]
+            self._come_to(run, fault.moment)
+            _send(notebook.pid, fault.how)
+            ended = self._ended(run, self._straight, 0.0)
+            status = notebook.wait(LIMIT_S)
+        goes_on = "stop" == fault.how
+        return ended if goes_on == (status == 0) else f"NO: the notebook ended with {status}"
+
+    def _of_call(self, fault: Fault) -> str:
+        """A calibration, or a verification."""
+        plan, answers = self._experiment.plan, list[object]()
+
+        def call() -> None:
+            try:
+                if fault.moment == "verify":
+                    answers.append(self.cluster.verify(plan).exact)
+                else:
+                    answers.append(self.cluster.calibrate(plan, within_s=2.0, keep=False))
+            except (RunError, ClusterError) as error:
+                answers.append(error)
+
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        time.sleep(0.1 + 0.7 * self._chance.random())
+        self._hit(fault, None)
+        thread.join(LIMIT_S)
+        if not answers:
+            raise TimeoutError(f"{fault.moment} gives no answer")
+        (answer,) = answers
+        self._attached(fault)
+        if isinstance(answer, Exception):
+            return f"told: {answer}"
+        return "NO: not exact" if answer is False else "a result"
+
+    def _come_to(self, run: Run, moment: Moment) -> None:
+        """Waits for a moment of a run, or its end."""
+        if moment in ("start", "sweep"):
+            time.sleep(0.3 * self._chance.random())
+            return
+        at = self._chance.randrange(self._experiment.steps // 4, self._experiment.steps // 2)
+        _until(run, lambda: any(row["step"] >= at for row in run.rows[-1:]))
+        if moment == "checkpoint":
+            _until(run, lambda: any(run.directory.glob("step-*.tmp")))
+        elif moment == "re-cut":
+            with suppress(ClusterError):  # it has ended
+                run.replan(self._other)
+            time.sleep(0.05 * self._chance.random())
+
+    def _hit(self, fault: Fault, run: Run | None) -> None:
+        """Does it; a supervisor that was killed is waited for, and its cluster attached to."""
+        deadline = time.monotonic() + LIMIT_S
+        while (pid := self._pid(fault.process, run)) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"there is no {fault.process}")
+            time.sleep(LOOK_S)
+        _send(pid, fault.how)
+        if fault.process == "supervisor" and fault.how == "kill" and run is not None:
+            self._attached(fault)
+
+    def _attached(self, fault: Fault) -> None:
+        """Attaches as another notebook would; after the supervisor's end there is no other way."""
+        if fault.process == "supervisor" and fault.how == "kill":
+            self.cluster = Cluster.attach(self.cluster.folder)
+        elif fault.moment == "attach":
+            Cluster.attach(self.cluster.folder)
+
+    def _found(self, run: Run) -> Run:
+        """The run, of the cluster that there is now."""
+        assert run.id is not None
+        return self.cluster.jobs[run.id]
+
+    def _ended(self, run: Run, straight: list[float], tolerance: float) -> str:
+        """How a run has ended, held against an undisturbed one within a relative tolerance."""
+        losses = _losses(run, LIMIT_S)
+        same = len(losses) == len(straight) and all(
+            math.isclose(*pair, rel_tol=tolerance) for pair in zip(losses, straight, strict=True)
+        )
+        attempts = len(self.cluster.link.store.job(run.id or 0).attempts)
+        went = "went on" if attempts <= 1 else f"resumed, in attempt {attempts}"
+        return went if same else f"NO: {went}, with other losses"
+
+    def _pid(self, process: Process, run: Run | None) -> int | None:
+        if process in ("server", "supervisor"):
+            found = holder(self.cluster.folder / (SERVER if process == "server" else SUPERVISOR))
+            return None if found is None else found.pid
+        if process == "controller":
+            return self._controller()
+        store = self.cluster.link.store
+        pids = [] if run is None or run.id is None else list(store.job(run.id).pids)
+        engines = [each for each in store.engines() if not each.is_assistant and each.pid]
+        pids = pids or [each.pid for each in engines if each.pid]
+        return self._chance.choice(pids) if pids else None
+
+    def _controller(self) -> int | None:
+        keeper = holder(self.cluster.folder / SUPERVISOR)
+        with suppress(psutil.Error):
+            for child in [] if keeper is None else psutil.Process(keeper.pid).children():
+                if "ipyparallel.controller" in child.cmdline():
+                    return child.pid
+        return None
+
+
+@contextmanager
+def matrix(experiment: Experiment, other: Plan, left: list[str]) -> Iterator[Matrix]:
+    """A cluster for faults; what it leaves behind is added to `left`."""
+    with tempfile.TemporaryDirectory() as folder:
+        one = Matrix(Path(folder), experiment, other)
+        try:
+            yield one
+        finally:
+            one.cluster.stop()
+            left += _left(Path(folder))
+
+
+def _left(folder: Path) -> list[str]:
+    """The processes and parts of files that are left behind; what ranks share has no name."""
+    found = [
+        f"process {' '.join(process.info['cmdline'])}"
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(folder) in word for word in process.info["cmdline"] or ())
+    ]
+    parts = [*folder.rglob("*.tmp"), *folder.rglob("*.part")]
+    return [*found, *(f"file {path.relative_to(folder)}" for path in parts)]
+
+
+def _send(pid: int, how: How) -> None:
+    with suppress(ProcessLookupError):  # it has ended by itself
+        os.kill(pid, SIGNALS[how])
+        if how == "stop":
+            time.sleep(STOPPED_S)
+            os.kill(pid, signal.SIGCONT)
+
+
+def _until(run: Run, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds() and not run.is_done:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the run does not come to its moment")
+        time.sleep(LOOK_S)
+
+
+def _losses(run: Run, limit_s: float) -> list[float]:
+    """The loss of each step of a run, which ends within a limit."""
+    found = {int(row["step"]): row["loss"] for row in run.wait(limit_s).rows}
+    return [found[step] for step in sorted(found)]
