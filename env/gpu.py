@@ -95,8 +95,8 @@ PARTS = (
     Part("times", (*BENCH, "predict", *ALONE), 150, bench=True, needs_gpu=True),
     Part("calibration", (PYTHON, "-c", CALIBRATION), 120),
     Part("exactness", (*BENCH, "exactness", "--quick"), 180, bench=True),
-    Part("four engines", (*CROWD, *MINUTE), 120, bench=True, needs_gpu=True),
-    Part("one engine", (*GRID, *MINUTE), 120, bench=True, needs_gpu=True),
+    Part("oversubscribed", (*CROWD, *MINUTE), 120, bench=True, needs_gpu=True),
+    Part("grid", (*GRID, *MINUTE), 120, bench=True, needs_gpu=True),
 )
 
 
@@ -139,13 +139,13 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     left_out = [part.name for part in parts if part.needs_gpu and options.dry]
     found: list[Outcome] = []
     end = time.monotonic() + options.within
+    _write(folder, found, left_out)
     for part in parts:
         if part.name not in left_out:
             limit_s = min(part.limit_s, max(end - time.monotonic() - ENDED_WITHIN_S, 0.0))
             print(f"{part.name} (at most {limit_s:.0f} s) ...", file=sys.stderr, flush=True)
             found.append(run(part, folder, limit_s, dry=options.dry))
-            (folder / "gpu.json").write_text(json.dumps(_content(found, left_out), indent=2))
-            (folder / "gpu.md").write_text("".join(f"{line}\n" for line in table(found, left_out)))
+            _write(folder, found, left_out)
     print((folder / "gpu.md").read_text())
     return int(any(one.said != "ok" for one in found))
 
@@ -213,6 +213,11 @@ def shown_of(one: Outcome) -> list[tuple[str, Mapping[str, float]]]:
     """The first figures of a part that its pattern names."""
     named = [pair for pair in one.figures.items() if fnmatch(pair[0], one.part.shows)]
     return named[:SHOWN]
+
+
+def _write(folder: Path, found: Sequence[Outcome], left_out: Sequence[str]) -> None:
+    (folder / "gpu.json").write_text(json.dumps(_content(found, left_out), indent=2))
+    (folder / "gpu.md").write_text("".join(f"{line}\n" for line in table(found, left_out)))
 
 
 def _content(found: Sequence[Outcome], left_out: Sequence[str]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from workbench.hosts.processes import until as until_s
 from workbench.model.errors import CheckpointError
 from workbench.plan import Plan
 from workbench.store.errors import ClusterError, ControlMessageTooLarge, Diverged, RankError
+from workbench.store.process import ProcessIdentity
+from workbench.supervisor.starting import supervisor_of
 
 LONG_S = 300.0
 FOREVER = 10**9
@@ -263,6 +265,22 @@ def test_a_dead_supervisor_is_told_and_a_restart_goes_on(cluster, train):
     followed.stop()
     assert followed.wait(LONG_S).state == "stopped"
     assert train("train").wait(LONG_S).state == "finished"
+
+
+@pytest.mark.slow
+def test_who_attaches_while_the_supervisor_ends_starts_another(cluster, monkeypatch):
+    """One that was killed may still be there as it is looked for."""
+    (found,) = leftovers.of_kind(cluster.folder, "workbench.supervisor")
+    found.kill()
+    until_s(lambda: supervisor_of(cluster.folder) is None, LONG_S)
+    seen = iter([ProcessIdentity.here()])
+    monkeypatch.setattr(
+        "workbench.client.engines.supervisor.supervisor_of",
+        lambda folder: next(seen, None) or supervisor_of(folder),
+    )
+    before = cluster.pids
+    assert not set(Cluster.attach(cluster.folder).pids) & set(before)
+    assert next(seen, None) is None
 
 
 def test_a_stopped_cluster_says_so(cluster, train):

@@ -51,6 +51,17 @@ def test_a_dry_run_has_no_gpu_and_names_what_needs_one(tmp_path):
     assert "Not run" not in table_of(tmp_path, *parts)
 
 
+def test_only_the_named_parts_run(tmp_path):
+    parts = [part(name, f"print('{name} ran')", needs_gpu=name == "b") for name in "abc"]
+    table = table_of(tmp_path, *parts, options=["--only", "a", "--only", "b"])
+    assert "a ran" in table
+    assert "b ran" in table
+    assert "c ran" not in table
+    dry = table_of(tmp_path, *parts, options=["--only", "b", "--dry"])
+    assert "ran" not in dry.replace("Not run", "")
+    assert dry.endswith("Not run, since they need a GPU: b.\n")
+
+
 def test_a_part_may_be_shorter_in_a_dry_run(tmp_path):
     one = part("bench", "print('long')", dry=(sys.executable, "-c", "print('short')"))
     assert "| ok | short |\n" in table_of(tmp_path, one, options=["--dry"])

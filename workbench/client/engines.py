@@ -117,7 +117,14 @@ class Engines(Faults):
                 f"cluster {registry.name_of(self.folder)!r} is kept on another host, or was until "
                 f"a moment ago: attach to it there, or here {LEASE_S:g} s after that has ended"
             )
-        self._adopt(spec, _nothing)
+        try:
+            self._adopt(spec, _nothing)
+        except ClusterError:
+            if keeper is None or supervisor.supervisor_of(self.folder) is not None:
+                raise
+            self._end.detach()
+            supervisor.start(self.folder)  # the other one was about to end
+            self._adopt(spec, _nothing)
         return self
 
     def _start(self, *, is_new: bool) -> None:

@@ -37,4 +37,4 @@ def test_quick(tmp_path, monkeypatch):
 def test_parts_that_are_not_there_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["predict", "--quick", "--only", "time"])
-    assert "--only: there is no part 'time': memory, times, texts, speed" in capsys.readouterr().err
+    assert "--only: there is no part 'time': memory, times, speed" in capsys.readouterr().err

@@ -68,6 +68,14 @@ def wide() -> nn.Module:
     )  # fmt: skip
 
 
+def narrow() -> nn.Module:
+    """Wide activations, which whoever has nothing of the layers between them does not keep."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(768, 1024), nn.Linear(1024, 8), nn.Sigmoid(), nn.Linear(8, 1024),
+        nn.Sigmoid(), nn.Linear(1024, 10),
+    )  # fmt: skip
+
+
 class Attending(nn.Module):
     """Sixteen tokens, four heads, four times over."""
 
@@ -141,6 +149,7 @@ NETS = {
     "partly": partly,
     "language": Language,
     "rotary": lambda: Llama(1, 256, 16, 50),
+    "narrow": narrow,
 }
 
 
@@ -162,6 +171,13 @@ def weights(tmp_path_factory):
     return made
 
 
+def cut_on_one(graph):
+    """Of two layers one rank has all."""
+    plan = Plan.data_parallel(graph, 2)
+    plan = plan.with_layer("2", scheme="shard_out", group_size=2, shares=(1, 0))
+    return plan.with_layer("4", scheme="shard_in", group_size=2, shares=(1, 0))
+
+
 PLANS = {
     "data parallel": lambda g: Plan.data_parallel(g, 2).with_batch_norm("synchronized"),
     "hybrid": lambda g: Plan.hybrid(g, 4),
@@ -180,6 +196,8 @@ PLANS = {
     ),
     "heads and scores": lambda g: Plan.hybrid(g, 2),
     "features": lambda g: Plan.data_parallel(g, 2).with_layer("table", scheme="shard_out"),
+    "nothing on one": lambda g: cut_on_one(g),
+    "nothing on one, recomputed": lambda g: cut_on_one(g).with_recompute("[2-4]"),
     "B": lambda g: Plan.hybrid(g, 4, rounds="B"),
     "B/K": lambda g: Plan.hybrid(g, 4, rounds="B/K"),
 }
@@ -228,6 +246,8 @@ CASES = [
     ("language", "vocabulary", dict(batch_size=32, precision="bf16")),
     ("language", "some of it", dict(batch_size=33, optimizer=Adam())),
     ("language", "features", dict(batch_size=32)),
+    ("narrow", "nothing on one", dict(batch_size=1600)),
+    ("narrow", "nothing on one, recomputed", dict(batch_size=1600)),
     ("wide", "hybrid", dict(batch_size=1600)),
     ("wide", "recomputed in rounds", dict(batch_size=1600)),
     ("wide", "B", dict(batch_size=1600)),
@@ -327,14 +347,20 @@ def test_on_a_gpu_the_gradient_of_a_bias_takes_room_for_the_parts_of_its_sum():
     assert last.name in unknown.unmeasured
     assert least <= unknown.peak_bytes < most
 
-    def known(of_last):
-        found = [
+    def found_of(last):
+        return [
             Workspace(key=work.key, precision="fp32", points=((16, 0, 0, size),))
             for work in works
-            for size in [of_last if work.key == works[-1].key else 0]
+            for size in [last if work.key == works[-1].key else 0]
         ]
-        return predicted(found)
 
+    def known(of_last):
+        return predicted(found_of(of_last))
+
+    mixed = memory_of(
+        program_of(run), machine(device(kind="cuda", workspaces=found_of(0)), device())
+    )
+    assert mixed.unmeasured == ()
     none, some = known(0), known(parts)
     assert none.unmeasured == some.unmeasured == ()
     assert none.peak_bytes == unknown.peak_bytes

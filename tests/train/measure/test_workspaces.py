@@ -14,7 +14,7 @@ from torch import nn
 
 from workbench.model.tracing.trace import trace
 from workbench.plan.machine.work import work_of
-from workbench.plan.machine.workspace import takes_workspace
+from workbench.plan.machine.workspace import Needed, takes_workspace
 from workbench.plan.plan import Plan
 from workbench.train.measure.workspaces import workspaces_of
 
@@ -120,11 +120,17 @@ def test_linear_layers_with_a_bias_are_measured_on_gpus_alone(monkeypatch):
     linear, bare = GRAPH["5"], replace(GRAPH["5"], weights=GRAPH["5"].weights[:1])
     assert [takes_workspace(linear, kind) for kind in ("cpu", "cuda")] == [False, True]
     assert not takes_workspace(bare, "cuda"), "its gradient is a product of matrices"
-    as_on_gpus = partial(takes_workspace, device="cuda")
-    monkeypatch.setattr(
-        "workbench.train.measure.workspaces.takes_workspace", lambda layer, _: as_on_gpus(layer)
-    )
+    shapes = []
+
+    def needed(module, x):
+        if isinstance(module, nn.Linear):
+            shapes.append((module.in_features, module.out_features, tuple(x.shape)))
+        return Needed(0, 0, len(shapes))
+
+    room = "workbench.train.measure.workspaces"
+    monkeypatch.setattr(f"{room}.takes_workspace", lambda layer, _: takes_workspace(layer, "cuda"))
+    monkeypatch.setattr(f"{room}._needed", needed)
     found = {one.key: one for one in workspaces_of(plan, [0, 1], [4], "fp32", CPU)}
     works = [work_of(plan, linear, rank, (4, 4), "fp32") for rank in range(2)]
-    assert len(found) == len(CONVOLUTIONS) + 2
-    assert [found[work.key].at(8) for work in works] == [(0, 0, 0)] * 2
+    assert shapes == [(512, 10, (rows, 512)) for rows in (1, 2, 4, 8)]
+    assert [found[work.key].at(8) for work in works] == [(0, 0, 4), (0, 0, 0)]

@@ -4,7 +4,8 @@
               tensor, and its collectives are recorded; every rank is compared
     times     the same, and steps of some cases are timed in several rounds, and compared with
               predictions for a machine that was calibrated between these rounds
-    texts     memory and traffic of transformers, whose figures are apart
+    texts     memory and traffic of transformers, whose figures are apart; not with `quick`, nor
+              where cases are named
     speed     how long predictions take
 
 `times` is left out where `memory` is the only part.
@@ -74,7 +75,7 @@ def run(progress: Progress, *, quick: bool, cases_named: str = "") -> Iterator[R
             Part(name, len(models.get(name, ())), len(every) * seconds / len(models[part]))
             for name, seconds in some.items()
         ),
-        Part("texts", len(models["texts"]), 40),
+        *([Part("texts", len(models["texts"]), 40)] if texts else []),
         Part("speed", 1, 10),
     )
     bench: _Bench | None = None

@@ -1,18 +1,19 @@
-"""The fault matrix: every process of a cluster killed, stopped or interrupted, at every moment.
+"""The fault matrix: every process of a cluster killed, stopped or interrupted, at many moments.
 
     process     engine (of a rank), job server, controller, supervisor, notebook
     fault       kill (SIGKILL), stop (SIGSTOP, and SIGCONT after 3 s), interrupt (SIGINT)
-    moment      start of a job, step, checkpoint, re-cut, stop, sweep, attach, calibrate, verify
+    moment      start of a job, step, checkpoint, re-cut, stop, sweep, attach, calibrate, verify;
+                of notebooks the first three
 
 What is promised: a run ends with the losses of an undisturbed one, to the last bit (to 1e-9 after a
-re-cut), in whatever attempt; after its supervisor was killed, once somebody attaches. A calibration
-or a verification gives its result, or an error of the workbench. After each a short run ends as
+re-cut), in whatever attempt; after its supervisor was killed, once somebody attaches. It stops
+where the notebook that waits for it is interrupted. A calibration or a verification gives its
+result, or where a process was killed an error of the workbench. After each a short run ends as
 ever. Nothing takes longer than `LIMIT_S`; and once the cluster has ended there is no process and no
 part of a file left.
 """
 
 import math
-import os
 import random
 import signal
 import subprocess
@@ -34,7 +35,7 @@ from workbench.client.run.run import Run
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.store.errors import ClusterError, RunError
-from workbench.store.process import SERVER, SUPERVISOR, holder
+from workbench.store.process import SERVER, SUPERVISOR, ProcessIdentity, holder
 
 Process = Literal["engine", "server", "controller", "supervisor", "notebook"]
 How = Literal["kill", "stop", "interrupt"]
@@ -102,7 +103,8 @@ class Matrix:
         began = time.monotonic()
         try:
             came = self._come(fault)
-            if _losses(self.cluster.train(self._experiment), LIMIT_S) != self._straight:
+            next_run = self.cluster.train(self._experiment)
+            if "NO: " not in came and _losses(next_run, LIMIT_S) != self._straight:
                 came = "NO: the next run has other losses"
         except TimeoutError as error:
             came = f"NO: hangs: {error}"
@@ -115,7 +117,7 @@ class Matrix:
             "fault": fault.how,
             "moment": fault.moment,
             "came": came[:200],
-            "kept": int(not came.startswith("NO")),
+            "kept": int("NO: " not in came),
             "s": round(time.monotonic() - began, 1),
         }
 
@@ -147,7 +149,7 @@ class Matrix:
         self._come_to(runs[0], fault.moment)
         self._hit(fault, runs[0])
         if fault.moment == "attach":
-            self._attached(fault)
+            Cluster.attach(self.cluster.folder)
         # Another plan adds up in another order.
         tolerance = 1e-9 if fault.moment == "re-cut" else 0.0
         found = [self._found(run) for run in runs]
@@ -160,7 +162,8 @@ class Matrix:
         run.stop()
         self._hit(fault, run)
         run = self._found(run)
-        run.wait(LIMIT_S)
+        if run.wait(LIMIT_S).state != "stopped":
+            return f"NO: it is {run.state}"
         rest = self.cluster.train(self._experiment, resume=run)
         first, then = _losses(run, LIMIT_S), _losses(rest, LIMIT_S)
         whole = [*first[: len(self._straight) - len(then)], *then]
@@ -177,10 +180,14 @@ class Matrix:
             run = self.cluster.jobs[int(notebook.stdout.readline())]
             self._come_to(run, fault.moment)
             _send(notebook.pid, fault.how)
-            ended = self._ended(run, self._straight, 0.0)
+            if fault.how == "interrupt":  # which asks the run to stop
+                losses = _losses(run, LIMIT_S)
+                done = self._straight[: len(losses)] if run.state == "stopped" else None
+                ended = "stopped" if losses == done else f"NO: {run.state}"
+            else:
+                ended = self._ended(run, self._straight, 0.0)
             status = notebook.wait(LIMIT_S)
-        goes_on = "stop" == fault.how
-        return ended if goes_on == (status == 0) else f"NO: the notebook ended with {status}"
+        return ended if (status == 0) == (fault.how == "stop") else f"NO: status {status}"
 
     def _of_call(self, fault: Fault) -> str:
         """A calibration, or a verification."""
@@ -205,7 +212,7 @@ class Matrix:
         (answer,) = answers
         self._attached(fault)
         if isinstance(answer, Exception):
-            return f"told: {answer}"
+            return f"told: {answer}" if fault.how == "kill" else f"NO: {answer}"
         return "NO: not exact" if answer is False else "a result"
 
     def _come_to(self, run: Run, moment: Moment) -> None:
@@ -234,11 +241,9 @@ class Matrix:
             self._attached(fault)
 
     def _attached(self, fault: Fault) -> None:
-        """Attaches as another notebook would; after the supervisor's end there is no other way."""
+        """After the supervisor's end, attaches as another notebook would."""
         if fault.process == "supervisor" and fault.how == "kill":
             self.cluster = Cluster.attach(self.cluster.folder)
-        elif fault.moment == "attach":
-            Cluster.attach(self.cluster.folder)
 
     def _found(self, run: Run) -> Run:
         """The run, of the cluster that there is now."""
@@ -263,8 +268,10 @@ class Matrix:
             return self._controller()
         store = self.cluster.link.store
         pids = [] if run is None or run.id is None else list(store.job(run.id).pids)
-        engines = [each for each in store.engines() if not each.is_assistant and each.pid]
-        pids = pids or [each.pid for each in engines if each.pid]
+        if not pids:  # it has none yet, or it is a measurement, whose engines are busy
+            engines = [one for one in store.engines() if not one.is_assistant and one.pid]
+            busy = [one.pid for one in engines if one.pid and one.state == "busy"]
+            pids = busy or [one.pid for one in engines if one.pid and run is not None]
         return self._chance.choice(pids) if pids else None
 
     def _controller(self) -> int | None:
@@ -284,7 +291,8 @@ def matrix(experiment: Experiment, other: Plan, left: list[str]) -> Iterator[Mat
         try:
             yield one
         finally:
-            one.cluster.stop()
+            with suppress(ClusterError):
+                one.cluster.stop()
             left += _left(Path(folder))
 
 
@@ -301,10 +309,11 @@ def _left(folder: Path) -> list[str]:
 
 def _send(pid: int, how: How) -> None:
     with suppress(ProcessLookupError):  # it has ended by itself
-        os.kill(pid, SIGNALS[how])
+        process = ProcessIdentity.of(pid)
+        process.send(SIGNALS[how])
         if how == "stop":
             time.sleep(STOPPED_S)
-            os.kill(pid, signal.SIGCONT)
+            process.send(signal.SIGCONT)
 
 
 def _until(run: Run, holds: Callable[[], bool]) -> None:
@@ -313,6 +322,8 @@ def _until(run: Run, holds: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("the run does not come to its moment")
         time.sleep(LOOK_S)
+    if run.is_done:
+        raise RuntimeError("the run had ended before its moment")
 
 
 def _losses(run: Run, limit_s: float) -> list[float]:

@@ -3,9 +3,8 @@
 It depends on the device and its libraries (instruction set, oneDNN or cuDNN, threads), and not
 smoothly on shapes: each layer shape is measured by itself. Between rows it lies on lines.
 
-Convolutions take some on any device, and linear layers with a bias on GPUs: there its gradient is
-added up by many blocks of threads, each of which writes its part: up to twice the bytes that are
-added up.
+Convolutions take some on any device, and linear layers whose bias is trained on GPUs: there its
+gradient is added up by many blocks of threads, each of which writes its part in fp32.
 """
 
 from bisect import bisect_left
@@ -25,8 +24,10 @@ def takes_workspace(layer: Layer, device: str) -> bool:
         layer: the layer.
         device: the kind of the device: "cpu" or "cuda".
     """
-    biased = layer.kind == "linear" and len(layer.weights) > 1
-    return layer.kind == "conv2d" or (biased and device == "cuda")
+    if layer.kind == "linear":
+        learns = any(weight.trainable and len(weight.shape) == 1 for weight in layer.weights)
+        return learns and device == "cuda"
+    return layer.kind == "conv2d"
 
 
 class Needed(NamedTuple):

@@ -128,15 +128,23 @@ class Execution:
         return tensor, held
 
     def _hold(self, operation: Operation, tensor: int) -> int:
-        """Holds a tensor for a backward pass: of a layer with weights, on ranks that have some."""
+        """Holds a tensor for a backward pass, on the ranks that have one."""
+        there = self._there(operation)
+        return self.timeline.hold(tensor) if there is None else self.timeline.hold_on(tensor, there)
+
+    def _there(self, operation: Operation) -> npt.NDArray[np.bool_] | None:
+        """The ranks that have a piece of a layer's weights [ranks]; None: all, or it has none."""
         layer = operation.layer
         if layer is None or layer.kind not in ("conv2d", "linear"):
-            return self.timeline.hold(tensor)
+            return None
         owner = self.program.plan.graph[layer.shared] if layer.shared else layer
         sizes = self.program.pieces.sizes.get(owner.weights[0].name) if owner.weights else None
-        if sizes is None or sizes.all():
-            return self.timeline.hold(tensor)
-        return self.timeline.hold_on(tensor, sizes > 0)
+        return None if sizes is None or sizes.all() else sizes > 0
+
+    def _cast_size(self, operation: Operation, value: Value) -> Counts:
+        """Bytes of a value that an operation reads, in half precision [ranks]."""
+        size, there = self.size(value, HALF), self._there(operation)
+        return size if there is None else size * there
 
     def casts(self, operation: Operation) -> tuple[Counts, ...]:
         """Bytes of the weights that autocast has cast for an operation [ranks] each."""
@@ -172,7 +180,7 @@ class Execution:
                 timeline.pass_by(space.beside_weights, "workspace", label, at_most=more)
             for value, _ in of_inputs:
                 if self._is_cast(operation, value):  # its gradient comes in half precision
-                    timeline.pass_by(self.size(value, HALF), "workspace", label)
+                    timeline.pass_by(self._cast_size(operation, value), "workspace", label)
         timeline.drop(given)
         for value, tensor in of_inputs:
             self._add(grads, value, tensor)
@@ -216,7 +224,7 @@ class Execution:
         beside = [*self._kept_beside(operation, layer, keeps), *casts]
         if keeps.input:
             cast = [value for value in _saved(operation) if self._is_cast(operation, value)]
-            beside += [self.size(value, HALF) for value in cast]
+            beside += [self._cast_size(operation, value) for value in cast]
         space = self._workspace_of(operation, layer)
         return _Work(size, keeps, space, tuple(beside), casts, keeps.passes)
 
@@ -235,18 +243,25 @@ class Execution:
             found.append(np.full_like(elements, keeps.constant * operation.itemsize))
         if keeps.statistics and layer.weights:
             found.append(self.program.pieces.sizes[layer.weights[0].name] * keeps.statistics)
-        half = self.gradients.half and layer.kind in ("conv2d", "linear")
-        if half and layer.keeps_weight and operation.wanted:
+        if layer.keeps_weight and operation.wanted and self._casts_weights(layer):
             # Autocast does not cache its cast, but the backward pass needs it.
-            found.append(self.program.pieces.sizes[layer.weights[0].name] // 4 * HALF)
+            found += [
+                self.program.pieces.sizes[weight.name] // 4 * HALF
+                for weight in layer.weights
+                if weight.frozen and len(weight.shape) > 1
+            ]
         return found
 
     def _casts(self, layer: Layer) -> tuple[Counts, ...]:
         sizes = self.gradients.sizes
-        projects = layer.kind == "attention" and Windows.of(layer) is None
-        if not self.gradients.half or not (projects or layer.kind in ("conv2d", "linear")):
+        if not self._casts_weights(layer):
             return ()
         return tuple(sizes[w.name] // 4 * HALF for w in layer.weights if w.name in sizes)
+
+    def _casts_weights(self, layer: Layer) -> bool:
+        """Whether autocast casts a layer's weights."""
+        projects = layer.kind == "attention" and Windows.of(layer) is None
+        return self.gradients.half and (projects or layer.kind in ("conv2d", "linear"))
 
     def _is_cast(self, operation: Operation, value: Value) -> bool:
         """Whether autocast casts a value that an operation reads."""

@@ -9,7 +9,8 @@
     dropout, stochastic depth           the mask, scaled
     ReLU, sigmoid, tanh, softmax ...    output (in place or not)
     GELU, SiLU, hard-swish ...          input (in place: a copy of it)
-    mul                                 both factors
+    mul, matmul, bmm                    each factor, where the other's gradient is wanted
+    RMSNorm                             input, its normalized form and the divisor of each vector
     add, flatten, cat, views            nothing
     attention in windows                see below
 
@@ -186,7 +187,7 @@ _OPERATIONS = {
     **dict.fromkeys(("contiguous", "patch_merging_pad"), _NOTHING),
     "masked_fill": _NOTHING,  # but its mask, of a byte, which is mostly broadcast
     **dict.fromkeys(("add", "sub"), _PASSED_ON),
-    **dict.fromkeys(("mul", "matmul", "bmm", "einsum"), _INPUT),
+    **dict.fromkeys(("mul", "multiply", "matmul", "bmm", "einsum"), _INPUT),
     **dict.fromkeys(("softmax", "log_softmax"), _OUTPUT),
 }
 
@@ -259,7 +260,8 @@ def _layer_norm(layer: Layer) -> SavedTensors:
 
 
 def _rms_norm(layer: Layer) -> SavedTensors:
-    return SavedTensors(input=True, words=1.0, bytes=4.0 / max(layer.output_shape[-1], 1))
+    words = 1.0 if layer.weights else 0.0  # what is multiplied by the weight
+    return SavedTensors(input=True, words=words, bytes=4.0 / max(layer.output_shape[-1], 1))
 
 
 def _embedding(plan: Plan, layer: Layer) -> SavedTensors:

@@ -62,10 +62,9 @@ class MemoryTimeline:
         self.owners: list[Owner] = []
         self._sizes: list[Counts] = []  # of each tensor; most have one that others have
         self._holders: list[int] = []
-        self._parts: dict[
-            int, dict[bytes, int]
-        ] = {}  # of a tensor, to take its place on some ranks
-        self._waiting: set[int] = set()  # the parts whose tensor is alive
+        # Tensors that take another's place on some ranks, and those of them whose other is alive.
+        self._parts: dict[int, dict[bytes, int]] = {}
+        self._waiting: set[int] = set()
         self._events: list[int] = []  # tensors as they are made; ~tensor when it is freed
         self._unsure: dict[int, Counts] = {}  # the most bytes of what is made in these events
         self._moments: list[tuple[int, Phase, str]] = [(0, "load", "")]  # each from its event on
@@ -99,8 +98,8 @@ class MemoryTimeline:
         The part takes the tensor's place there once that is freed.
         """
         parts = self._parts.setdefault(tensor, {})
-        part = parts.get(ranks.tobytes())
-        if part is not None:
+        part = parts.get(ranks.tobytes(), -1)
+        if part in self._waiting:
             return self.hold(part)
         part = parts[ranks.tobytes()] = self._new(self._sizes[tensor] * ranks, *self.owners[tensor])
         self._waiting.add(part)

@@ -96,7 +96,7 @@ class Sizes(NamedTuple):
 
 
 class Workspaces:
-    """The workspace of convolutions on the devices of some ranks.
+    """The workspace of convolutions and linear layers on the devices of some ranks.
 
     Args:
         machine: the machine with these devices; None: they are not known.
@@ -134,7 +134,7 @@ class Workspaces:
     def of_linear(
         self, plan: PlacedLayers, layer: Layer, rows: Rows, elements: Counts
     ) -> Workspace:
-        """The workspace of a linear layer, which takes some on GPUs.
+        """The workspace of a linear layer, which takes some on GPUs, where its bias is trained.
 
         Args:
             plan: the plan that places the layer on the ranks.
@@ -143,7 +143,7 @@ class Workspaces:
             elements: the elements of its output [ranks].
         """
         on_gpu = np.array([takes_workspace(layer, device.kind) for device in self._devices])
-        if not on_gpu.any() or not layer.weights[1].trainable:
+        if not on_gpu.any():
             return NO_WORKSPACE
         needed = self._needed(plan, layer, rows)
         if needed is None:
@@ -157,7 +157,10 @@ class Workspaces:
         if not self._measured:
             return None
         works = works_of(plan, layer, rows.own.tolist(), self._precision)
-        found = [device.workspace(work) for device, work in zip(self._devices, works, strict=True)]
+        found = [
+            device.workspace(work) if takes_workspace(layer, device.kind) else Needed(0, 0, 0)
+            for device, work in zip(self._devices, works, strict=True)
+        ]
         known = [needed for needed in found if needed is not None]
         return known if len(known) == len(found) else None
 

@@ -1,7 +1,7 @@
 """What the kernels of layers take beside their tensors, as torch's allocator sees it.
 
 Each distinct convolution of a plan, and on a GPU each linear layer, runs by itself, forward and
-backward, with a meter on. Nothing is repeated, since the allocator sees the same each time.
+backward, with a meter on. No measurement is repeated, since the allocator sees the same each time.
 """
 
 from collections.abc import Callable, Sequence

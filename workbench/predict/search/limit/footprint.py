@@ -1,7 +1,8 @@
 """The bytes that a layer saves for its backward pass, and those that it needs there.
 
 All are means over ranks: no rank's peak can be below the mean, so their sums are lower bounds of
-the prediction. Views, and values that no gradient reaches, are not counted.
+the prediction. Views, and values that no gradient reaches, are not counted. A rank without a piece
+of a layer saves less, which is not subtracted: the first rank of a group is never one.
 
 Source: the functions by which a prediction writes down a step's tensors (`execution.py`).
 """
@@ -28,7 +29,7 @@ from workbench.predict.memory.workspaces import (
 )
 from workbench.predict.search.space.trellis import Floats
 from workbench.program.buckets import KEEPS_GRADIENT_BYTES, itemsize, piece
-from workbench.program.operations import HALF
+from workbench.program.operations import HALF, computes_in_half
 from workbench.program.rows import Counts, Rows, tiled
 
 SLOTS = 2  # of the values that a layer reads, so many are looked at
@@ -131,7 +132,7 @@ class Footprints:
 
     def read(self, layer: Layer, name: str, read: Layout) -> float:
         """Bytes of a value as a layer reads and saves it."""
-        casts = self.half and layer.kind in ("conv2d", "linear")
+        casts = self.half and computes_in_half(layer)
         width = self.itemsizes[name]
         share = min(width, HALF) / width if casts else 1.0
         return float(self._bytes(name, read).mean()) * share
