@@ -162,8 +162,8 @@ class Matrix:
         run.stop()
         self._hit(fault, run)
         run = self._found(run)
-        if run.wait(LIMIT_S).state != "stopped":
-            return f"NO: it is {run.state}"
+        if run.wait(LIMIT_S).state == "finished":  # it was, before anybody could tell it
+            return self._ended(run, self._straight, 0.0)
         rest = self.cluster.train(self._experiment, resume=run)
         first, then = _losses(run, LIMIT_S), _losses(rest, LIMIT_S)
         whole = [*first[: len(self._straight) - len(then)], *then]
@@ -243,6 +243,8 @@ class Matrix:
     def _attached(self, fault: Fault) -> None:
         """After the supervisor's end, attaches as another notebook would."""
         if fault.process == "supervisor" and fault.how == "kill":
+            while holder(self.cluster.folder / SUPERVISOR) is not None:
+                time.sleep(LOOK_S)
             self.cluster = Cluster.attach(self.cluster.folder)
 
     def _found(self, run: Run) -> Run:
