@@ -42,6 +42,7 @@ def verdict(*ends: End, requested: str = "", job: JobRecord = JOB, step: int = 8
         ([raised("PeerLost"), DIED], "", "starting"),
         ([raised("CommTimeout"), raised("PeerLost", 1)], "", "starting"),
         ([raised("CommTimeout"), replace(STUCK, rank=1)], "", "starting"),
+        ([raised("DistNetworkError"), raised("DistNetworkError", 1)], "", "starting"),
         ([raised("ValueError"), raised("PeerLost", 1)], "", "failed"),
         ([raised("ValueError"), replace(STUCK, rank=1)], "", "failed"),
         ([INTERRUPTED, DIED], "stop", "stopped"),

@@ -129,9 +129,9 @@ _WHY: dict[str, str] = {
     "stop": "stopped",
     "cancel": "cancelled",
 }
-# What ranks raise that lost each other. Where none raised anything else, and all live, what
-# was lost is what lay between them.
-_LOST = frozenset(("CommTimeout", "PeerLost", "CommError"))
+# What ranks raise that lost each other, or the store where they meet, which ends with the
+# supervisor. Where none raised anything else, and all live, what was lost is what lay between them.
+_LOST = frozenset(("CommTimeout", "PeerLost", "CommError", "DistNetworkError"))
 
 
 @dataclass(frozen=True)

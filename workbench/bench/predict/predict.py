@@ -44,6 +44,7 @@ from workbench.store.errors import RunError
 T = TypeVar("T", Case, tuple[Case, list[list[float]]])
 
 PLAN_S, QUICK_PLAN_S, QUICK_BARE_S = 3.0, 0.5, 2.0
+OF_TEXTS = ("memory_error_median", "memory_error_worst", "traffic_exact")
 SPARE_S = 3.0  # for each case that is timed
 
 
@@ -102,8 +103,9 @@ def _report(bench: "_Bench | None", speed: Mapping[str, Figure]) -> Report:
     rows = [] if bench is None else [*bench.rows, *bench.of_texts]
     if bench is None or not rows:
         return Report("predict", (), speed, () if bench is None else tuple(bench.notes))
-    of_texts = {f"texts_{name}": figure for name, figure in _figures(bench.of_texts).items()}
-    figures = {**_figures(bench.rows), **of_texts}
+    of_texts = _figures(bench.of_texts)
+    figures = _figures(bench.rows)
+    figures |= {f"texts_{name}": of_texts[name] for name in OF_TEXTS if name in of_texts}
     text: tuple[str, ...] = (
         "Peak: live tensor bytes of the rank that is furthest off, shared memory included; "
         f"{statistics.fmean(float(row['memory error']) for row in rows):.2%} off on average over "

@@ -10,6 +10,7 @@
     ReLU, sigmoid, tanh, softmax ...    output (in place or not)
     GELU, SiLU, hard-swish ...          input (in place: a copy of it)
     mul, matmul, bmm                    each factor, where the other's gradient is wanted
+    attention in one operation          query, key, value, output and a number of each vector
     RMSNorm                             input, its normalized form and the divisor of each vector
     add, flatten, cat, views            nothing
     attention in windows                see below
@@ -192,6 +193,7 @@ _OPERATIONS = {
 }
 
 
+_FUSED_ATTENTION = "scaled_dot_product_attention"
 _RMS_NORMS = ("rmsnorm", "rms_norm")
 _PRODUCTS = ("mul", "multiply", "matmul", "bmm")
 
@@ -236,6 +238,10 @@ def saved_by(plan: Plan, layer: Layer) -> SavedTensors:
             return _layer_norm(layer)
         case "op" if name in _RMS_NORMS:
             return _rms_norm(layer)
+        case "op" if (
+            name == _FUSED_ATTENTION and not layer.draws
+        ):  # and one number of each head and position
+            return SavedTensors(input=True, output=True, bytes=4.0 / layer.output_shape[-1])
         case _:
             return _OPERATIONS.get(name, _BOTH)
 
@@ -247,7 +253,8 @@ def is_product(layer: Layer) -> bool:
 
 def is_guessed(layer: Layer) -> bool:
     """Whether it is unknown what an operation saves."""
-    return layer.kind == "op" and _name(layer) not in (*_OPERATIONS, *_RMS_NORMS, "layer_norm")
+    known = (*_OPERATIONS, *_RMS_NORMS, _FUSED_ATTENTION, "layer_norm")
+    return layer.kind == "op" and (_name(layer) not in known or bool(layer.draws))
 
 
 def _name(layer: Layer) -> str:
