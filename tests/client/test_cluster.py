@@ -272,7 +272,7 @@ def test_who_attaches_while_the_supervisor_ends_starts_another(cluster, monkeypa
     """One that was killed may still be there as it is looked for."""
     (found,) = leftovers.of_kind(cluster.folder, "workbench.supervisor")
     found.kill()
-    until_s(lambda: supervisor_of(cluster.folder) is None, LONG_S)
+    until(lambda: supervisor_of(cluster.folder) is None, LONG_S)
     seen = iter([ProcessIdentity.here()])
     monkeypatch.setattr(
         "workbench.client.engines.supervisor.supervisor_of",
