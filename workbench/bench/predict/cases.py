@@ -231,12 +231,9 @@ LARGE: tuple[_Row, ...] = tuple(
 
 
 _BLOCKS, _WIDTH, _TOKENS, _VOCABULARY = 2, 256, 64, 1000
-_ENCODED = {"ids": Input((_TOKENS,), vocabulary=_VOCABULARY), "mask": Input((_TOKENS,), "bool")}
-_OF_TEXTS: Mapping[str, Callable[[nn.Module], Graph]] = {
-    "GPT": lambda module: trace(module, input_shape=(_TOKENS,), vocabulary=_VOCABULARY),
-    "Llama": lambda module: trace(module, input_shape=(_TOKENS,), vocabulary=_VOCABULARY),
-    "Encoder": lambda module: trace(module, inputs=_ENCODED),
-}
+_IDS = Input((_TOKENS,), vocabulary=_VOCABULARY)
+_MASKED = {"ids": _IDS, "mask": Input((_TOKENS,), "bool")}
+_OF_TEXTS: Mapping[str, Callable[..., nn.Module]] = {"GPT": GPT, "Llama": Llama, "Encoder": Encoder}
 
 _IN_MANY_WAYS: tuple[tuple[str, tuple[str, ...], dict[str, object]], ...] = (
     ("alone", (), {}),
@@ -330,10 +327,8 @@ def _model(name: str) -> tuple[Graph, nn.Module | None]:
         module = SmallVGG(WIDTHS[name])
         return trace(module, input_shape=INPUT_SHAPE), module
     if name in _OF_TEXTS:
-        net: nn.Module = {"GPT": GPT, "Llama": Llama, "Encoder": Encoder}[name](
-            _BLOCKS, _WIDTH, _TOKENS, _VOCABULARY
-        )
-        return _OF_TEXTS[name](net), net
+        net = _OF_TEXTS[name](_BLOCKS, _WIDTH, _TOKENS, _VOCABULARY)
+        return trace(net, inputs=_MASKED if name == "Encoder" else {"ids": _IDS}), net
     if name.endswith(_AT_224):
         return trace(name.removesuffix(_AT_224), input_shape=(3, 224, 224), num_classes=1000), None
     side = SIZES.get(name, 32)

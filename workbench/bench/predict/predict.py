@@ -144,7 +144,7 @@ class _Bench:
 
     Attributes:
         rows: the rows of the report.
-        of_texts: those of the part "texts".
+        of_texts: the rows of the part "texts".
         notes: the notes on cases that could not be run.
         spare_s: the seconds that are left for rounds of cases whose rounds differ.
     """

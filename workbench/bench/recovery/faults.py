@@ -48,7 +48,7 @@ SIGNALS: dict[How, signal.Signals] = {
     "stop": signal.SIGSTOP,
     "interrupt": signal.SIGINT,
 }
-ENGINES, RANKS = 3, 2
+ENGINES = 3  # one more than a run has ranks
 STOPPED_S = 3.0
 LIMIT_S = 120.0
 LOOK_S = 0.002
@@ -61,8 +61,8 @@ class Fault:
 
     Attributes:
         process: the process that it hits.
-        how: what is done to it.
-        moment: what the cluster is doing.
+        how: the fault.
+        moment: the moment of the cluster's work.
     """
 
     process: Process
@@ -103,9 +103,8 @@ class Matrix:
         began = time.monotonic()
         try:
             came = self._come(fault)
-            next_run = self.cluster.train(self._experiment)
-            if "NO: " not in came and _losses(next_run, LIMIT_S) != self._straight:
-                came = "NO: the next run has other losses"
+            if _losses(self.cluster.train(self._experiment), LIMIT_S) != self._straight:
+                came += "; NO: the next run has other losses"
         except TimeoutError as error:
             came = f"NO: hangs: {error}"
             self._anew()
@@ -243,7 +242,10 @@ class Matrix:
     def _attached(self, fault: Fault) -> None:
         """After the supervisor's end, attaches as another notebook would."""
         if fault.process == "supervisor" and fault.how == "kill":
+            deadline = time.monotonic() + LIMIT_S
             while holder(self.cluster.folder / SUPERVISOR) is not None:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the supervisor does not end")
                 time.sleep(LOOK_S)
             self.cluster = Cluster.attach(self.cluster.folder)
 
