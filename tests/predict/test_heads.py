@@ -46,12 +46,14 @@ class Block(nn.Module):
     """A block of attention and a gated unit, of 64 tokens and 128 features.
 
     Args:
-        normed: whether the heads of the query are normed.
+        what: what is done to the heads of the query: "nothing"; "normed"; or "joined" from two
+            halves, whose memory has another order, so that what is attended has to be copied.
     """
 
-    def __init__(self, normed):
+    def __init__(self, what):
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(16)) if normed else None
+        self.what = what
+        self.scale = nn.Parameter(torch.ones(16)) if what == "normed" else None
         self.table, self.norm = nn.Embedding(200, 128), nn.LayerNorm(128)
         self.qkv, self.o = nn.Linear(128, 384), nn.Linear(128, 128)
         self.both, self.down, self.head = (
@@ -67,17 +69,19 @@ class Block(nn.Module):
         q, k, v = (part.view(b, t, 8, 16).transpose(1, 2) for part in parts)
         if self.scale is not None:
             q = q * (q.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self.scale
+        if self.what == "joined":
+            q = torch.cat((q[..., 8:], q[..., :8]), -1)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.o(y.transpose(1, 2).reshape(b, t, c))
+        x = x + self.o(y.transpose(1, 2).contiguous().reshape(b, t, c).to(x.dtype))
         gate, up = self.both(x).chunk(2, -1)
         return self.head(x + self.down(F.silu(gate) * up))
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("normed", [False, True])
-def test_peaks_are_the_measured_ones(on_ranks, tmp_path, plan, normed):
+@pytest.mark.parametrize("what", ["nothing", "normed", "joined"])
+def test_peaks_are_the_measured_ones(on_ranks, tmp_path, plan, what):
     torch.manual_seed(0)
-    module = Block(normed)
+    module = Block(what)
     graph = trace(module, input_shape=(64,), vocabulary=200)
     run = experiment(PLANS[plan](graph), data=Synthetic(samples=64, classes=200), batch_size=32)
     weights = initialize(graph, 0, tmp_path, module=module)

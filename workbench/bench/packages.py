@@ -2,11 +2,13 @@
 
 Each is built small, with random values: of transformers every type that has a causal language
 model, from a configuration whose sizes are set to small ones by their names; of timm one model of
-each module that has classifiers, the first that is called small.
+each module that has classifiers, the first that is called small. Memory and traffic of some of
+transformers', at larger sizes, are compared with what is predicted.
 """
 
 import importlib
 import signal
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,14 +21,19 @@ import torch
 from torch import nn
 
 from workbench.bench.plot import Bar, Chart
+from workbench.bench.predict.cases import MOMENTUM, STEPS, Case
+from workbench.bench.predict.memory import KernelMachines, memory_cells
+from workbench.bench.predict.predict import STEPPING, is_traffic_equal
 from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
+from workbench.plan.experiment.experiment import Experiment, Synthetic
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
+from workbench.predict.prediction import predict
 from workbench.store.errors import RunError
 
 LANGUAGE, IMAGES = "language", "images"
@@ -38,7 +45,17 @@ MOST_PARAMETERS = 5_000_000
 MOST_S = 120
 """Seconds that tracing one may take; some state-space models are loops of thousands of steps."""
 
+MEMORY = (
+    *("bert", "bloom", "cohere", "gemma", "gemma2", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama"),
+    *("mistral", "opt", "phi", "qwen2", "qwen3", "roberta", "stablelm", "starcoder2"),
+)
+"""The types whose memory is measured, and how much larger their tokens and widths are there."""
+
+LARGER, ROWS = 8, 8
+
 QUICK = {LANGUAGE: ("gpt2", "llama", "qwen3"), IMAGES: ("resnet", "vision_transformer")}
+
+OF_MEMORY = ("memory, data parallel", "memory, hybrid")
 
 _SMALL: tuple[tuple[int, tuple[str, ...]], ...] = (
     (VOCABULARY, ("vocab_size",)),
@@ -53,6 +70,9 @@ _SMALL: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("pad_token_id",)),
     (1, ("bos_token_id",)),
 )
+LEAST_WIDTH = 8
+"""Of the sizes above, those from here on are widths, or numbers of tokens; others count parts."""
+
 _CALLED_SMALL = ("atto", "femto", "pico", "nano", "tiny", "xxs", "_xs", "small", "_s", "mini", "18")
 _IMAGE_SIZES = (32, 64, 96, 128, 224, 256)
 
@@ -82,7 +102,9 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     kinds = [kind for kind in (LANGUAGE, IMAGES) if progress.only in (None, kind)]
     lists = {kind: _names(kind, quick) for kind in kinds}
     parts = [Part(kind, len(names), 6) for kind, names in lists.items()]
-    progress.begin(*parts, Part("verified", sum(map(len, lists.values())), 15))
+    measured = QUICK[LANGUAGE] if quick else MEMORY
+    verified = Part("verified", sum(map(len, lists.values())), 15)
+    progress.begin(*parts, verified, Part("memory", len(measured), 20))
     rows: dict[str, dict[str, Cell]] = {}
     graphs: dict[str, Graph] = {}
     for kind, names in lists.items():
@@ -111,6 +133,19 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
         with Cluster(RANKS, timeout=600.0) as cluster:
             for name in progress.each("verified", list(graphs)):
                 rows[name] |= _verified(cluster, graphs[name])
+                yield _report(rows)
+    if progress.wants("memory"):
+        with Cluster(RANKS, timeout=600.0) as cluster:
+            machines = KernelMachines(cluster)
+            for name in progress.each("memory", measured):
+                large = _small(LANGUAGE, name, LARGER)
+                if large is None:
+                    continue
+                row = rows.setdefault(large.name, _row(large))
+                try:
+                    row |= _measured(cluster, machines, large.traced())
+                except (TraceError, RunError) as error:
+                    row["refused"] = " ".join(str(error).split())
                 yield _report(rows)
 
 
@@ -152,9 +187,33 @@ def _verified(cluster: Cluster, graph: Graph) -> dict[str, Cell]:
     return {"exact": "yes" if exact else "NO", "worst": f"{worst:.1e}"}
 
 
+def _measured(cluster: Cluster, machines: KernelMachines, graph: Graph) -> dict[str, Cell]:
+    """How far predicted peaks are off, and whether all traffic is the recorded one."""
+    found: dict[str, Cell] = {"traffic": "equal"}
+    data = Synthetic(samples=RANKS * ROWS * STEPS, classes=graph.num_classes)
+    for name, plan in (
+        ("data parallel", Plan.data_parallel(graph, RANKS)),
+        ("hybrid", Plan.hybrid(graph, RANKS)),
+    ):
+        experiment = Experiment(
+            plan=plan, data=data, batch_size=RANKS * ROWS, optimizer=MOMENTUM, steps=STEPS
+        )
+        seen = cluster.call(STEPPING, experiment)
+        prediction = predict(plan, machines.of(experiment), experiment)
+        cells = memory_cells(Case(name, experiment), prediction, None, seen)
+        found[f"memory, {name}"] = cells["memory error"]
+        if not is_traffic_equal(prediction, seen):
+            found["traffic"] = "NOT EQUAL"
+    return found
+
+
 def _row(candidate: Candidate) -> dict[str, Cell]:
     blank = dict.fromkeys(
-        ("layers", "parameters", "between", "s", "exact", "worst", "refused"), "-"
+        (
+            *("layers", "parameters", "between", "s", "exact", "worst", "refused"),
+            *(*OF_MEMORY, "traffic"),
+        ),
+        "-",
     )
     return {"model": candidate.name, "kind": candidate.kind, **blank}
 
@@ -178,6 +237,17 @@ def _report(rows: Mapping[str, Mapping[str, Cell]]) -> Report:
             exact = [float(row["exact"] == "yes") for row in tried]
             figures[f"exact_{kind}"] = Figure.of(exact)
             notes.append(f"{kind}: {sum(exact):.0f} of {len(tried)} verified are exact.")
+    off = [float(row[plan]) for row in rows.values() for plan in OF_MEMORY if row[plan] != "-"]
+    if off:
+        figures |= {"memory_error_median": Figure.of(off)}
+        figures |= {"memory_error_worst": Figure(max(off), max(off), max(off))}
+        equal = [float(row["traffic"] == "equal") for row in rows.values() if row["traffic"] != "-"]
+        figures |= {"traffic_exact": Figure.of(equal)}
+        notes.append(
+            f"Memory: predicted peaks of {len(off)} cases are {statistics.median(off):.2%} off in "
+            f"the median, {max(off):.2%} at most; traffic is the recorded one in "
+            f"{sum(equal):.0f} of {len(equal)} models."
+        )
     checked = [row for row in rows.values() if row["worst"] != "-"]
     bars = [(str(row["model"]), float(row["worst"])) for row in checked]
     notes.append(
@@ -215,19 +285,19 @@ def _library(kind: str) -> Any:
         raise ImportError(f"{error}: pip install 'parallel-workbench[models]'") from error
 
 
-def _small(kind: str, name: str) -> Candidate | None:
-    """A small model; None: there is none that torch itself runs."""
+def _small(kind: str, name: str, larger: int = 1) -> Candidate | None:
+    """A small model, or one so many times as wide; None: there is none that torch itself runs."""
     try:
-        return _language(name) if kind == LANGUAGE else _images(name)
+        return _language(name, larger) if kind == LANGUAGE else _images(name)
     except Exception:  # whatever a package raises for sizes that do not fit each other
         return None
 
 
-def _language(name: str) -> Candidate | None:
+def _language(name: str, larger: int) -> Candidate | None:
     transformers = _library(LANGUAGE)
     default = transformers.AutoConfig.for_model(name)
     fields = {
-        field: small
+        field: small * larger if small >= LEAST_WIDTH else small
         for small, names in _SMALL
         for field in names
         if isinstance(getattr(default, field, None), int | None) and hasattr(default, field)
@@ -240,9 +310,9 @@ def _language(name: str) -> Candidate | None:
         return None
     module = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        module(torch.zeros(2, TOKENS, dtype=torch.long))
+        module(torch.zeros(2, TOKENS * larger, dtype=torch.long))
     given = {"config": fields, "head": "CausalLM"}
-    shape = {"input_shape": (TOKENS,), "vocabulary": VOCABULARY}
+    shape = {"input_shape": (TOKENS * larger,), "vocabulary": VOCABULARY * larger}
     return Candidate(LANGUAGE, f"transformers/{name}", given | shape)
 
 

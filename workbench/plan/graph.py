@@ -23,6 +23,7 @@ from workbench.plan.html import frame_of, save, table
 from workbench.plan.inputs import Input, plain_input, shown
 from workbench.plan.order import trainable_names
 from workbench.plan.placement.propagation import Propagation
+from workbench.plan.saved import Saved
 
 if TYPE_CHECKING:
     import pandas
@@ -98,6 +99,8 @@ class Layer:
         flops: the floating-point operations of the forward pass for one sample (a multiply-add is
             2); None: not known.
         activation_bytes: the bytes of its output for one sample.
+        unreal_bytes: the bytes of an element of its output where that is no real number, such as a
+            truth or a token id; else 0.
         groups: the groups of a convolution, else 1.
         heads: the heads of an attention layer, else 0.
         num_embeddings: the rows of an embedding's table, else 0.
@@ -107,6 +110,8 @@ class Layer:
         output_blocks: the equal blocks of these features that are cut alike, as of query and key.
         input_units: the equal pieces in which a linear layer's input may come; 0: any.
         propagations: the ways in which an operation of no other kind may be cut.
+        saved: what autograd saves of an elementwise operation, or one of no other kind; None: not
+            known.
         target: the function or module that is called: "torch.nn.Conv2d", "operator.add" ...
         node: the name of the traced node.
         shared: the layer that owns the weights, if the module is called more than once; else "".
@@ -150,6 +155,8 @@ class Layer:
     output_blocks: int = field(default=1, repr=False)
     input_units: int = field(default=0, repr=False)
     propagations: tuple[Propagation, ...] = field(default=(), repr=False)
+    unreal_bytes: int = field(default=0, repr=False)
+    saved: Saved | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.uncounted and not self.flops:
@@ -338,7 +345,7 @@ class Graph:
             look = (
                 (layer.kind, layer.target, layer.groups, layer.heads, layer.flops, layer.draws),
                 (layer.input_shape, layer.output_shape, layer.rows, bool(layer.shared)),
-                (layer.evaluating, layer.detached, layer.propagations),
+                (layer.evaluating, layer.detached, layer.propagations, layer.saved),
                 (layer.output_units, layer.output_blocks, layer.input_units),
                 tuple((weight.shape, weight.trainable) for weight in owner.weights),
             )

@@ -13,6 +13,7 @@ from workbench.plan.graph import KINDS, Graph, Layer, Source, Weight
 from workbench.plan.inputs import Input, plain_input
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.propagation import Propagation
+from workbench.plan.saved import Saved
 from workbench.plan.value import dump
 
 T = TypeVar("T")
@@ -158,6 +159,7 @@ _BLANK_INPUT = Input(())
 _BLANK_LAYER = Layer("", "", (), (), ())
 _BLANK_WEIGHT = Weight("", ())
 _BLANK_PROPAGATION = Propagation((), (), 0)
+_BLANK_SAVED = Saved()
 
 
 def _graph_entries(graph: Graph) -> dict[str, Any]:
@@ -170,6 +172,8 @@ def _graph_entries(graph: Graph) -> dict[str, Any]:
             entry["propagations"] = [
                 _without_defaults(p, _BLANK_PROPAGATION) for p in layer.propagations
             ]
+        if layer.saved is not None:
+            entry["saved"] = _without_defaults(layer.saved, _BLANK_SAVED)
         layers.append(entry)
     source = graph.source
     evaluation = {} if graph.evaluation is None else _graph_entries(graph.evaluation)
@@ -265,7 +269,8 @@ def _layer(entry: Mapping[str, Any]) -> Layer:
     weights = tuple(_made(Weight, _WeightEntry, each) for each in entry.get("weights", ()))
     ways = entry.get("propagations", ())
     cut = tuple(_made(Propagation, _PropagationEntry, each) for each in ways)
-    return replace(layer, weights=weights, propagations=cut)
+    kept = None if (known := entry.get("saved")) is None else _made(Saved, _SavedEntry, known)
+    return replace(layer, weights=weights, propagations=cut, saved=kept)
 
 
 def _made(kind: type[T], entry: type[BaseModel], given: Mapping[str, Any]) -> T:
@@ -310,6 +315,7 @@ _LayerEntry = _entry_of(
     output_shape=(_Shape, ()),
     weights=(_Entries, ()),
     propagations=(_Entries, ()),
+    saved=(dict[str, Any] | None, None),
 )
 _PropagationEntry = _entry_of(
     _BLANK_PROPAGATION,
@@ -317,6 +323,7 @@ _PropagationEntry = _entry_of(
     output=(_Shape, ...),
     pieces=(_Number, ...),
 )
+_SavedEntry = _entry_of(_BLANK_SAVED)
 
 
 class _SourceEntry(BaseModel):

@@ -4,7 +4,6 @@ Layers keep the model's order; a conversion follows what it converts at once, an
 conversions start alike share them.
 """
 
-import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,7 +19,6 @@ from workbench.program.buckets import BYTES, Pieces
 Value = tuple[str, tuple[Conversion, ...]]
 
 HALF = 2
-_INT64 = 8
 # What autocast computes in half precision, whatever it is given.
 _CAST = ("conv2d", "linear", "attention")
 _CAST_OPERATIONS = ("matmul", "einsum", "bmm", "scaled_dot_product_attention")
@@ -132,7 +130,9 @@ class _Writing:
         self._alike = dict(self.graph.alike)
         # What holds no real numbers.
         self._whole = {name for name, one in self.graph.sources.items() if not one.is_real}
-        self._whole |= {layer.name for layer in self.graph.layers if layer.kind == "size"}
+        self._whole |= {
+            layer.name for layer in self.graph.layers if layer.kind == "size" or layer.unreal_bytes
+        }
 
     def written(self) -> Operations:
         conversions = self._conversions()
@@ -263,22 +263,13 @@ class _Writing:
             return HALF
         if layer.kind == "embedding":
             return self.itemsize
-        if plain := self._unreal(layer):
-            return plain
+        if layer.unreal_bytes:
+            return layer.unreal_bytes
         real = [
             one for name, one in zip(layer.inputs, given, strict=True) if name not in self._whole
         ]
         sizes = [self.itemsize if one is None else one.itemsize for one in real]
         return max(sizes, default=self.itemsize)
-
-    def _unreal(self, layer: Layer) -> int:
-        """Bytes of an element that is no real number: a truth, or a whole number made of such."""
-        elements = layer.rows * math.prod(layer.output_shape)
-        each = layer.activation_bytes / elements if elements else 0
-        if each != 1 and not (each == _INT64 and self._whole.issuperset(layer.inputs)):
-            return 0
-        self._whole.add(layer.name)
-        return int(each)
 
 
 def computes_in_half(layer: Layer) -> bool:

@@ -44,6 +44,7 @@ from workbench.store.errors import RunError
 T = TypeVar("T", Case, tuple[Case, list[list[float]]])
 
 PLAN_S, QUICK_PLAN_S, QUICK_BARE_S = 3.0, 0.5, 2.0
+STEPPING = "workbench.bench.predict.stepping:measure"
 OF_TEXTS = ("memory_error_median", "memory_error_worst", "traffic_exact")
 SPARE_S = 3.0  # for each case that is timed
 
@@ -196,9 +197,9 @@ class _Bench:
 
     def _observed(self, case: Case) -> list[Observed]:
         """The measurements of each rank; empty if the case could not be run."""
-        task, timed = "workbench.bench.predict.stepping:measure", steps_of(case)
+        timed = steps_of(case)
         try:
-            return self.cluster.call(task, case.experiment, module=case.module, timed=timed)
+            return self.cluster.call(STEPPING, case.experiment, module=case.module, timed=timed)
         except RunError as error:  # out of memory, perhaps; the others continue
             self.notes.append(f"{case.name}: {error}")
             return []
@@ -224,11 +225,11 @@ def _row(
     experiment = case.experiment
     prediction = predict(experiment.plan, machine, experiment)
     times = {} if taken is None else time_cells(prediction, taken)
-    traffic = {"traffic": "equal" if _equal(prediction, found) else "NOT EQUAL"}
+    traffic = {"traffic": "equal" if is_traffic_equal(prediction, found) else "NOT EQUAL"}
     return {**memory_cells(case, prediction, bare, found), **traffic, **times}
 
 
-def _equal(prediction: Prediction, found: Sequence[Observed]) -> bool:
+def is_traffic_equal(prediction: Prediction, found: Sequence[Observed]) -> bool:
     """Whether the traffic of every rank is the predicted one."""
     step = watched(prediction.experiment)
     return all(

@@ -88,6 +88,7 @@ class _Layers:
             weights=tuple(self._weight(key, used[key]) for key in mine),
             flops=meta["flops"],
             activation_bytes=_bytes_of_one_sample(meta["values"]) if meta["rows"] else 0,
+            unreal_bytes=_unreal_bytes(meta["values"]),
             groups=module.groups if isinstance(module, nn.Conv2d) else 1,
             heads=cast(int, module.num_heads) if module and kind == "attention" else 0,
             num_embeddings=module.num_embeddings if isinstance(module, nn.Embedding) else 0,
@@ -103,6 +104,7 @@ class _Layers:
             output_blocks=meta["units"][1],
             input_units=meta["units"][2],
             propagations=meta["propagations"],
+            saved=meta["saved"] if kind in ("op", "elementwise") else None,
             evaluating=module is not None and _evaluates(module),
         )
 
@@ -198,6 +200,7 @@ class _Layers:
                         uncounted=False,
                         units=(0, 1, 0),
                         propagations=(),
+                        saved=None,
                     )
 
 
@@ -268,6 +271,14 @@ def _bytes_of_one_sample(values: tuple[Any, Any]) -> int:
         sum(tensor.numel() * tensor.element_size() for tensor in tensors(value)) for value in values
     )
     return large - small
+
+
+def _unreal_bytes(values: tuple[Any, Any]) -> int:
+    """Bytes of an element where all are truths, whole or complex numbers; else 0."""
+    made = tensors(values[0])
+    if any(tensor.is_floating_point() for tensor in made):
+        return 0
+    return max((tensor.element_size() for tensor in made), default=0)
 
 
 def _target(node: Node, module: nn.Module | None) -> str:

@@ -233,7 +233,7 @@ class ValueTracer(torch.fx.Tracer):
     def _describe(self, node: Node, ran: "_Ran") -> None:
         values = ran.values
         node.meta.update(values=values, flops=ran.flops, uncounted=ran.uncounted, depends=False)
-        node.meta.update(learns=False)
+        node.meta.update(learns=False, saved=None)
         # The limits of a type are the precision's, not the trace's.
         limits = isinstance(values[0], _FINFO)
         plain = isinstance(values[0], _KNOWN)

@@ -11,7 +11,7 @@ from workbench.plan.placement.flow import heads_of
 from workbench.plan.placement.layout import Conversion, Layout
 from workbench.plan.placement.placement import Partial, Replicate
 from workbench.predict.memory.gradients import Gradients
-from workbench.predict.memory.kept import SavedTensors, Windows, is_product, saved_by
+from workbench.predict.memory.kept import SavedTensors, Windows, saved_by
 from workbench.predict.memory.timeline import MemoryTimeline
 from workbench.predict.memory.workspaces import (
     NO_WORKSPACE,
@@ -303,8 +303,10 @@ class Execution:
 
 def _saved(operation: Operation) -> tuple[Value, ...]:
     """The values that an operation reads and its backward pass needs, if it needs any."""
-    reads = operation.reads
-    if len(reads) == 2 and operation.layer is not None and is_product(operation.layer):
+    reads, layer = operation.reads, operation.layer
+    if layer is not None and layer.saved is not None:
+        reads = tuple([reads[place] for place in layer.saved.inputs])
+    elif len(reads) == 2 and layer is not None and layer.kind == "mul":
         wants = [value in operation.wanted for value in reversed(reads)]
         reads = tuple([value for value, wanted in zip(reads, wants, strict=True) if wanted])
     return reads if len(reads) == 1 else tuple(dict.fromkeys(reads))

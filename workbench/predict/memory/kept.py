@@ -7,13 +7,10 @@
     embedding                           input; cut by tokens, their places and which are elsewhere
     layer_norm                          input, mean and deviation of each normalized vector
     dropout, stochastic depth           the mask, scaled
-    ReLU, sigmoid, tanh, softmax ...    output (in place or not)
-    GELU, SiLU, hard-swish ...          input (in place: a copy of it)
-    mul, matmul, bmm                    each factor, where the other's gradient is wanted
-    attention in one operation          query, key, value, output and a number of each vector
-    RMSNorm                             input, its normalized form and the divisor of each vector
-    add, flatten, cat, views            nothing
+    mul                                 each factor, where the other's gradient is wanted
+    add, flatten                        nothing
     attention in windows                see below
+    any other, ReLU ...                 what it did when it was traced (`plan.saved.Saved`)
 
 Source: torch's derivatives.yaml; attention as its events show.
 
@@ -144,8 +141,6 @@ _NOTHING = SavedTensors()
 
 _INPUT = SavedTensors(input=True)
 
-_OUTPUT = SavedTensors(output=True)
-
 _BOTH = SavedTensors(input=True, output=True)
 
 _VIEW = SavedTensors(view=True, passes=True)
@@ -161,41 +156,8 @@ _SYNCHRONIZED = SavedTensors(words=2.0)
 # Of each head and position, attention also keeps one number in fp32: about one for 64 features.
 _ATTENTION = SavedTensors(words=1.0, of_heads=4.0 + 1 / 64)
 
-_ELEMENTWISE = {
-    # Dropout and stochastic depth are element-wise where they drop nothing.
-    **dict.fromkeys(("identity", "contiguous", "detach", "dropout", "stochasticdepth"), _VIEW),
-    **dict.fromkeys(("add", "sub"), _PASSED_ON),
-    **dict.fromkeys(
-        ("mul", "multiply", "div", "divide", "truediv", "true_divide", "neg"),
-        _NOTHING,
-    ),
-    **dict.fromkeys(("rsub", "clone", "sign"), _NOTHING),
-    **dict.fromkeys(
-        ("relu", "sigmoid", "tanh", "exp", "expm1", "sqrt", "rsqrt", "reciprocal"), _OUTPUT
-    ),
-    "tanhshrink": _BOTH,
-}
-
-_VIEWS = {
-    "getitem", "view", "reshape", "permute", "transpose", "expand", "unsqueeze", "squeeze",
-    "chunk", "split", "unbind", "narrow", "select", "flatten", "unflatten", "getattr",
-    "swapaxes",
-}  # fmt: skip
-
-_OPERATIONS = {
-    **dict.fromkeys(_VIEWS, _VIEW),
-    **dict.fromkeys(("cat", "concat", "concatenate", "stack", "roll", "mean", "sum"), _NOTHING),
-    **dict.fromkeys(("contiguous", "patch_merging_pad"), _NOTHING),
-    "masked_fill": _NOTHING,  # but its mask, of a byte, which is mostly broadcast
-    **dict.fromkeys(("add", "sub"), _PASSED_ON),
-    **dict.fromkeys(("mul", "multiply", "matmul", "bmm", "einsum"), _INPUT),
-    **dict.fromkeys(("softmax", "log_softmax"), _OUTPUT),
-}
-
-
-_FUSED_ATTENTION = "scaled_dot_product_attention"
-_RMS_NORMS = ("rmsnorm", "rms_norm")
-_PRODUCTS = ("mul", "multiply", "matmul", "bmm")
+# The gradient of a sum is that of each summand.
+_SUMS = ("add", "sub")
 
 
 def saved_by(plan: Plan, layer: Layer) -> SavedTensors:
@@ -223,8 +185,6 @@ def saved_by(plan: Plan, layer: Layer) -> SavedTensors:
             return _VIEW
         case "pool":
             return _pool(layer, name)
-        case "elementwise":
-            return _ELEMENTWISE.get(name, _INPUT)
         case "stochastic_depth":
             return _NOTHING
         case "attention":
@@ -234,27 +194,29 @@ def saved_by(plan: Plan, layer: Layer) -> SavedTensors:
             return SavedTensors(
                 words=windows.padded, of_heads=windows.of_heads, constant=windows.table
             )
-        case "op" if name == "layer_norm":
-            return _layer_norm(layer)
-        case "op" if name in _RMS_NORMS:
-            return _rms_norm(layer)
-        case "op" if (
-            name == _FUSED_ATTENTION and not layer.draws
-        ):  # and one number of each head and position
-            return SavedTensors(input=True, output=True, bytes=4.0 / layer.output_shape[-1])
+        case "op" | "elementwise" if layer.saved is not None:
+            return SavedTensors(
+                input=bool(layer.saved.inputs),
+                output=layer.saved.output,
+                view=layer.saved.view,
+                passes=layer.saved.view or name in _SUMS,
+                words=layer.saved.words,
+                bytes=layer.saved.bytes,
+            )
         case _:
-            return _OPERATIONS.get(name, _BOTH)
-
-
-def is_product(layer: Layer) -> bool:
-    """Whether a layer multiplies what it reads: each factor is saved for the other's gradient."""
-    return layer.kind == "mul" or (layer.kind == "op" and _name(layer) in _PRODUCTS)
+            return _BOTH
 
 
 def is_guessed(layer: Layer) -> bool:
-    """Whether it is unknown what an operation saves."""
-    known = (*_OPERATIONS, *_RMS_NORMS, _FUSED_ATTENTION, "layer_norm")
-    return layer.kind == "op" and (_name(layer) not in known or bool(layer.draws))
+    """Whether it is unknown what an operation saves, or takes beside that.
+
+    What draws saves in a way of its own. What functions that are not torch's take is not known.
+    """
+    if layer.kind not in ("op", "elementwise"):
+        return False
+    where = layer.target.rpartition(".")[0].partition(".")[0]
+    is_torchs = where in ("", "torch", "Tensor", "operator")
+    return layer.saved is None or bool(layer.draws) or not is_torchs
 
 
 def _name(layer: Layer) -> str:
@@ -264,11 +226,6 @@ def _name(layer: Layer) -> str:
 
 def _layer_norm(layer: Layer) -> SavedTensors:
     return SavedTensors(input=True, bytes=8.0 / max(layer.output_shape[-1], 1))
-
-
-def _rms_norm(layer: Layer) -> SavedTensors:
-    words = 1.0 if layer.weights else 0.0  # what is multiplied by the weight
-    return SavedTensors(input=True, words=words, bytes=4.0 / max(layer.output_shape[-1], 1))
 
 
 def _embedding(plan: Plan, layer: Layer) -> SavedTensors:

@@ -95,8 +95,9 @@ class Memory:
 
     Attributes:
         ranks: the peak of each rank, in the order of ranks.
-        guessed: the names of layers with an unknown operation: they are taken to save their input
-            and output for the backward pass, which may be too little.
+        guessed: the names of layers of which it is not known what they save for the backward pass,
+            or take beside that, which may be more than is predicted: those that draw random
+            numbers, and functions that are not torch's.
         unmeasured: the names of layers for which the machine has not measured what their kernels
             take beside their tensors; `band` says how much that may change.
     """

@@ -1,4 +1,4 @@
-"""Finds the parameters and operations that a gradient reaches, by a backward pass.
+"""Finds what a gradient reaches, by a backward pass, and what autograd saves for it.
 
 The recorded graph runs once more on fake tensors, with gradients, and backward from the sum of all
 that the model returns. A parameter without a gradient then has none in training either: its
@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from workbench.model.errors import TraceError
 from workbench.model.tracing.batch import tensors
+from workbench.model.tracing.trials.saved import memory_of, watched
 
 Call = Callable[[str, Any, Any, Any], Any]
 
@@ -28,7 +29,8 @@ def trained_parameters(
 ) -> frozenset[str]:
     """The names of the parameters that receive a gradient, with all names of tied ones.
 
-    It sets `learns` in each node's `meta`: whether a gradient reaches the node's value.
+    It sets `learns` in each node's `meta`: whether a gradient reaches the node's value; and
+    `saved`: what autograd saves of the node's operation.
 
     Args:
         graph: the traced graph of a `ValueTracer`.
@@ -42,7 +44,8 @@ def trained_parameters(
     """
     reached: set[Node] = set()
     with torch.enable_grad():
-        returned = [y for y in _run(graph, batch, call, reached) if y.requires_grad]
+        held = memory_of([*root.parameters(), *root.buffers()])
+        returned = [y for y in _run(graph, batch, call, reached, held) if y.requires_grad]
         if returned:
             _back(returned)
     for node in graph.nodes:
@@ -52,7 +55,11 @@ def trained_parameters(
 
 
 def _run(
-    graph: torch.fx.Graph, batch: Mapping[str, Tensor], call: Call, reached: set[Node]
+    graph: torch.fx.Graph,
+    batch: Mapping[str, Tensor],
+    call: Call,
+    reached: set[Node],
+    held: frozenset[int],
 ) -> list[Tensor]:
     """The model's outputs; a backward pass from them records the nodes that it reaches."""
     values: dict[Node, Any] = {}
@@ -63,7 +70,13 @@ def _run(
             values[node] = batch[str(node.target)]
             continue
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-        values[node] = pytree.tree_map(_apart, call(node.op, node.target, args, kwargs))
+        sources: list[Node] = []
+        map_arg((node.args, node.kwargs), sources.append)
+        given = [values[source] for source in sources]
+        result, node.meta["saved"] = watched(
+            partial(call, node.op, node.target, args, kwargs), given, held
+        )
+        values[node] = pytree.tree_map(_apart, result)
         for tensor in tensors(values[node]):
             if tensor.requires_grad:
                 tensor.register_hook(partial(_note, reached, node))

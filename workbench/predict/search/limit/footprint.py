@@ -19,7 +19,7 @@ from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import WeightPlacement, heads_of
 from workbench.plan.placement.layout import Layout
 from workbench.plan.plan import Plan
-from workbench.predict.memory.kept import Windows, is_product, saved_by
+from workbench.predict.memory.kept import Windows, saved_by
 from workbench.predict.memory.workspaces import (
     NO_WORKSPACE,
     Sizes,
@@ -114,8 +114,11 @@ class Footprints:
         slots = self.slots(layer)
         if layer.name not in self.learns or not self.kept[layer.name].input:
             return [False] * len(slots)
+        if layer.saved is not None:
+            kept = {layer.inputs[place] for place in layer.saved.inputs}
+            return [name in kept for name in slots]
         read = list(dict.fromkeys(layer.inputs))
-        if is_product(layer) and len(read) == 2:  # a factor is kept for the other's gradient
+        if layer.kind == "mul" and len(read) == 2:  # a factor is kept for the other's gradient
             return [read[1 - read.index(name)] in self.learns for name in slots]
         return [True] * len(slots)
 
