@@ -75,7 +75,8 @@ class Language(nn.Module):
         self.config, width = config, config.hidden_size
         self.table = nn.Embedding(config.vocab_size, width)
         self.qkv, self.o = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.head = nn.Linear(width, 6_000_000 // width if config.kind == "large" else width)
+        large = config.kind == "large"
+        self.head = nn.Linear(width, 6_000_000 // width if large else config.vocab_size)
 
     def forward(self, ids):
         b, t = ids.shape
@@ -85,7 +86,8 @@ class Language(nn.Module):
         return {"logits": self.head(self.o(y.transpose(1, 2).flatten(2)))}
 
 
-def test_every_type_with_a_language_model_is_built_small(monkeypatch):
+@pytest.fixture
+def language_models(monkeypatch):
     kinds = ["large", "small"]
 
     class AutoModelForCausalLM:
@@ -108,12 +110,27 @@ def test_every_type_with_a_language_model_is_built_small(monkeypatch):
         models=SimpleNamespace(auto=auto),
     )
     monkeypatch.setitem(sys.modules, "transformers", library)
+
+
+def test_every_type_with_a_language_model_is_built_small(language_models):
     rows, report = last(LANGUAGE)
     assert set(rows) == {"transformers/small"}
     assert rows["transformers/small"]["between"] == "cut"
-    parameters = 32 * VOCABULARY + 5 * 32 * 32 + 5 * 32
+    parameters = 2 * 32 * VOCABULARY + VOCABULARY + 4 * 32 * 32 + 4 * 32
     assert rows["transformers/small"]["parameters"] == parameters
     assert report.figures["traced_language"].median == 1.0
+
+
+@pytest.mark.slow
+def test_memory_is_measured_of_wider_ones(language_models, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("workbench.bench.packages.MEMORY", ("large", "small"))
+    rows, report = last("memory")
+    (row,) = rows.values()
+    assert (row["refused"], row["traffic"]) == ("-", "equal")
+    assert 0 <= row["memory, data parallel"] < 0.01
+    assert report.figures["memory_error_worst"].median < 0.05
+    assert "predicted peaks of 2 cases" in " ".join(report.notes)
 
 
 def test_a_missing_package_is_named(monkeypatch):
