@@ -7,6 +7,7 @@ arguments, and only modules behave differently, as batch norm and dropout do, th
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch.fx
@@ -30,6 +31,7 @@ from workbench.model.tracing.rewrites.linears import find_linears
 from workbench.model.tracing.tracer import ValueTracer
 from workbench.model.tracing.trials.independence import constants_of, show_independence
 from workbench.model.tracing.trials.propagation import find_propagations
+from workbench.model.tracing.trials.whole import is_small, show_same
 from workbench.plan.graph import ROLES, Graph, Source
 from workbench.plan.inputs import Input
 
@@ -108,7 +110,10 @@ def trace(
     source = Source("module", type(model).__name__, frozen=frozen)
     roles = checked_roles(outputs)
     known = constants_of(model)
-    graph = _with_skeletons(*_in_both_modes(source, structure(model), samples, roles, known))
+    graph, traced, apart = _in_both_modes(source, structure(model), samples, roles, known)
+    if is_small(graph):
+        show_same(graph, model, traced, apart, partial(_with_role, roles))
+    graph = _with_skeletons(graph, traced, apart)
     return replace(graph, source=replace(graph.source, module=model))
 
 
@@ -371,11 +376,7 @@ def keep_outputs(
             others than were declared.
     """
     output = next(node for node in graph.nodes if node.op == "output")
-    returned = output.args[0]
-    if isinstance(roles, dict):
-        returned, roles = _of_names(returned, roles)
-    listed = returned if isinstance(returned, list | tuple) else [returned]
-    found = [item for item in listed if item is not None]
+    returned, found, roles = _returned(output.args[0], roles, training=training)
     if not found:
         raise TraceError("the model returns nothing")
     for item in found:
@@ -385,8 +386,6 @@ def keep_outputs(
                 "tensor, or a tuple or dict of tensors and say what each is for: "
                 'outputs={"logits": "prediction"}'
             )
-    if roles is None or (not training and len(found) == 1):
-        roles = ("prediction",)
     if len(found) != len(roles):
         shapes = ", ".join(str(item.meta["shape"]) for item in found)
         declared = f"{len(roles)} declared" if len(roles) > 1 else "nothing says which is trained"
@@ -394,7 +393,7 @@ def keep_outputs(
             f"the model returns {len(found)} tensors, of shapes {shapes} for each sample, and "
             f"{declared}: {_REMEDY}"
         )
-    chosen = [item for role in ROLES[:2] for item, r in zip(found, roles, strict=True) if r == role]
+    chosen = _chosen(found, roles)
     for item in chosen:
         if item.op == "placeholder" or item.meta["rows"] != 1 or not item.meta["shape"]:
             raise TraceError(
@@ -402,9 +401,34 @@ def keep_outputs(
                 f"{item.meta['shape']} for each sample; a prediction has one row, of one dimension "
                 "or more: of one number it is [rows, 1], and the loss can take the last one off"
             )
-    if chosen != found or listed is not output.args[0]:
+    if chosen != found or not isinstance(output.args[0], list | tuple):
         output.args = (tuple(chosen) if len(chosen) > 1 else chosen[0],)
     return roles
+
+
+def _returned(
+    returned: Any, roles: Roles | None, *, training: bool
+) -> tuple[Any, list[Any], tuple[str, ...]]:
+    """What a model returns: of a dict what is named, each of it that is something, and its role."""
+    if isinstance(roles, dict):
+        returned, roles = _of_names(returned, roles)
+    listed = returned if isinstance(returned, list | tuple) else [returned]
+    found = [item for item in listed if item is not None]
+    if roles is None or (not training and len(found) == 1):
+        roles = ("prediction",)
+    return returned, found, roles
+
+
+def _chosen(found: Sequence[Any], roles: tuple[str, ...]) -> list[Any]:
+    """What is trained on: the prediction first."""
+    pairs = list(zip(found, roles, strict=True))
+    return [item for role in ROLES[:2] for item, own in pairs if own == role]
+
+
+def _with_role(roles: Roles | None, returned: Any, training: bool) -> list[Any]:
+    """What a graph returns of what its module does."""
+    _, found, own = _returned(returned, roles, training=training)
+    return _chosen(found, own)
 
 
 def _of_names(returned: Any, roles: dict[str, str]) -> tuple[Any, tuple[str, ...]]:
