@@ -16,7 +16,6 @@ from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 from workbench.train.data.opening import open_data
-from workbench.train.data.reading import DataError
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.scoring import Scoring
 from workbench.train.loop.trial import Trial
@@ -166,19 +165,6 @@ def test_states_that_add_up_are_summed():
 def test_what_does_not_add_up_is_refused(metric, text):
     with pytest.raises(OwnObjectError, match=text):
         scoring({"m": metric})
-
-
-@pytest.mark.parametrize(
-    ("targets", "text"),
-    [
-        (torch.arange(30), r"Target \d+ is out of bounds.*; it takes .* 0 to 2, and loss="),
-        (torch.rand(30), "cross-entropy fails .* Long"),
-    ],
-)
-def test_cross_entropy_takes_the_numbers_of_classes(targets, text):
-    tried(LABELLED).check_classes()
-    with pytest.raises(DataError, match=text):
-        tried(TensorDataset(torch.rand(30, 2), targets)).check_classes()
 
 
 def test_the_loss_keeps_its_name():

@@ -27,7 +27,7 @@ from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.requests import LearningRates
 from workbench.train.loop.scoring import Scoring, ScoringOfClasses
 from workbench.train.loop.step import Stepper
-from workbench.train.loop.trial import Trial, try_fp16
+from workbench.train.loop.trial import Trial, check_classes, try_fp16
 from workbench.train.strategies.optimizer import Updater
 from workbench.train.strategies.strategy import strategy_of, updater_of
 from workbench.train.strategies.updates import Updates
@@ -223,8 +223,7 @@ def _objective(
     """The loss of a step and what evaluations report; the user's own have been tried."""
     plan, loss = experiment.plan, None
     if experiment.loss is None and isinstance(experiment.data, TorchData):
-        trial = Trial.of(plan.graph, train, torch.device("cpu"), dtype)
-        trial.check_classes(per_token=plan.graph.scores_tokens)
+        check_classes(plan.graph, train)
     if experiment.loss is None and experiment.metrics is None:
         return step_loss, ScoringOfClasses(experiment.plan.evaluation.graph)
     if experiment.loss is not None:
