@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.train.checkpoint.saving import Alone
 from tests.train.strategies.own import Adaptive, EveryThird, Heavy, Prox, SlowMo
@@ -16,6 +17,7 @@ from workbench.plan.experiment.experiment import (
     Adam,
     Experiment,
     LocalSGD,
+    Loss,
     LRScheduler,
     Pipelined,
     Synthetic,
@@ -122,6 +124,24 @@ def test_a_step_gives_gradients_of_the_mean(weights):
     assert [batch.first_row for batch in result.batches] == [0, 4]
     assert result.outputs[0].shape == (4, 3)
     torch.testing.assert_close(result.outputs[0], model(inputs.double())[4:])
+
+
+def test_rows_that_a_loss_leaves_out_move_nothing(weights):
+    def of_some(scores, labels):
+        there = labels > 0
+        if not there.any():
+            return torch.zeros((), dtype=torch.float64)
+        return F.cross_entropy(scores[there], labels[there], reduction="sum")
+
+    labels = torch.arange(22) % 2
+    data = TensorDataset(torch.rand(22, 6), labels)
+    given = dict(data=data, loss=Loss(of_some, reduction="sum"), batch_size=1)
+    state = started(weights, optimizer=SGD(0.1), **given)
+    left_out = [step for step in range(6) if labels[rows_of_step(22, 1, 3, step)] == 0]
+    before = {name: p.detach().clone() for name, p in state.model.pieces().items()}
+    after = keep_going(state, left_out)
+    assert left_out
+    assert all(torch.equal(before[name], piece) for name, piece in after.items())
 
 
 def test_gradients_of_the_step_before_are_forgotten(weights):

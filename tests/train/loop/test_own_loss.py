@@ -58,6 +58,36 @@ def test_a_loss_over_rows_is_taken(loss):
     check(loss)
 
 
+def centred(x):
+    """Zero, with the gradient of x."""
+    return x - x.detach()
+
+
+def test_a_loss_may_write_into_what_it_gets():
+    check(lambda out, y: F.nll_loss(out.log_(), y))
+
+
+def test_a_gradient_may_be_no_number_where_a_root_is_zero():
+    check(lambda out, y: (out * 0).norm(dim=1) + (out[:, 0] - 0.5).abs())
+
+
+def test_a_loss_may_be_constant_for_rows_that_it_leaves_out():
+    """Of LABELLED every third row has the label 0, so that no two neighbours are left out."""
+
+    def of_some(out, y):
+        there = y > 0
+        if not there.any():
+            return torch.zeros(())
+        return F.cross_entropy(out[there], y[there], reduction="sum")
+
+    check(Loss(of_some, reduction="sum"))
+    check(Loss(of_some, reduction="sum"), TensorDataset(torch.rand(30, 2), torch.arange(30) // 10))
+
+
+def test_a_loss_of_one_sample_is_taken():
+    check(F.cross_entropy, TensorDataset(torch.rand(1, 2), torch.zeros(1).long()))
+
+
 def test_structured_targets_are_taken():
     check(focal, TorchData(train=Spirals(40, 0), collate=paired))
 
@@ -80,6 +110,21 @@ def test_structured_targets_are_taken():
         ),
         ("torch.nn:CrossEntropyLoss", "is a class: give an object"),
         (lambda out, y: out.sum() * math.nan, r"is nan for outputs of shape \(30, 3\)"),
+        (
+            lambda out, y: (out.argmax(1) != y).double(),
+            r"has no gradient for outputs of shape \(30, 3\).* argmax, .*metrics=",
+        ),
+        (lambda out, y: F.cross_entropy(out.detach(), y), "has no gradient"),
+        (lambda out, y: torch.tensor(F.cross_entropy(out, y).item()), "has no gradient"),
+        (lambda out, y: WEIGHTS.clone().requires_grad_().sum(), "has no gradient"),
+        (
+            lambda out, y: F.cross_entropy(out, y) + centred(out.square().sum() / len(y) ** 2),
+            "of 30 rows has another gradient than by halves: the loss of a row must not depend",
+        ),
+        (
+            lambda out, y: centred(out.square().sum()),
+            r"another gradient than by halves: .* reduction='sum'\)",
+        ),
         (nn.AdaptiveLogSoftmaxWithLoss(8, 3, [1]), "has parameters of its own"),
     ],
 )
