@@ -19,6 +19,7 @@ from workbench.plan.experiment.experiment import (
     LocalSGD,
     Loss,
     LRScheduler,
+    Metric,
     Pipelined,
     Synthetic,
 )
@@ -142,6 +143,12 @@ def test_rows_that_a_loss_leaves_out_move_nothing(weights):
     after = keep_going(state, left_out)
     assert left_out
     assert all(torch.equal(before[name], piece) for name, piece in after.items())
+
+
+def test_a_metric_without_a_number_is_noted_before_the_first_step(weights):
+    nothing = Metric(lambda out, y: torch.zeros(2), result=lambda n: n[0] / n[1])
+    (note,) = started(weights, metrics={"m": nothing}).notes
+    assert note.startswith("metric 'm' is nan for outputs of shape (5, 3) and the targets of 5")
 
 
 def test_gradients_of_the_step_before_are_forgotten(weights):

@@ -170,10 +170,10 @@ class Hits:
         return self.hits / self.rows
 
 
-def scoring(metrics, loss=F.cross_entropy, data=LABELLED):
+def scoring(metrics, loss=F.cross_entropy, data=LABELLED, notes=None):
     run = experiment(data, loss=loss, metrics=metrics)
     own = None if loss is None else OwnLoss(run.loss, None, CPU, torch.float64)
-    return Scoring.of(run, own, tried(data))
+    return Scoring.of(run, own, tried(data), notes)
 
 
 def test_figures_are_made_of_the_parts_sums():
@@ -210,6 +210,39 @@ def test_states_that_add_up_are_summed():
 def test_what_does_not_add_up_is_refused(metric, text):
     with pytest.raises(OwnObjectError, match=text):
         scoring({"m": metric})
+
+
+def of_class_7(out, y):
+    """How often class 7 is there, and is hit; of LABELLED no label is."""
+    return torch.stack([(y == 7).sum(), ((y == 7) & (out.argmax(1) == 7)).sum()])
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (lambda out, y: out[:, 0] / y, r"'m' is inf for outputs of shape \(30, 3\).*result="),
+        (lambda out, y: (out[:, 0] - 1).log(), "'m' is nan for .* between 0 and 1"),
+        (Metric(lambda out, y: (y / y).sum(), result=lambda n: n / 2), "'m' is nan for"),
+    ],
+)
+def test_sums_that_are_no_numbers_are_refused(metric, text):
+    with pytest.raises(OwnObjectError, match=text):
+        scoring({"m": metric})
+
+
+def test_a_result_may_make_numbers_of_sums():
+    notes = []
+    scoring(
+        {"m": Metric(lambda out, y: (y / y).sum(), result=lambda n: n.nan_to_num())}, notes=notes
+    )
+    assert notes == []
+
+
+def test_a_result_that_is_no_number_of_these_samples_is_noted():
+    notes = []
+    scoring({"m": Metric(of_class_7, result=lambda n: n[1] / n[0])}, notes=notes)
+    (note,) = notes
+    assert note.startswith("metric 'm' is nan for outputs of shape (30, 3) and the targets of 30")
 
 
 def test_the_loss_keeps_its_name():
