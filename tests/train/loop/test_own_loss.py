@@ -171,13 +171,14 @@ class Hits:
 
 
 def scoring(metrics, loss=F.cross_entropy, data=LABELLED, notes=None):
-    run = experiment(data, loss=loss, metrics=metrics)
+    both = data if isinstance(data, TorchData) else (data, data)
+    run = experiment(both, loss=loss, metrics=metrics)
     own = None if loss is None else OwnLoss(run.loss, None, CPU, torch.float64)
     return Scoring.of(run, own, tried(data), notes)
 
 
 def test_figures_are_made_of_the_parts_sums():
-    data = TorchData(train=Spirals(40, 0), collate=paired)
+    data = TorchData(train=Spirals(40, 0), test=Spirals(9, 1), collate=paired)
     metrics = {"f1": Metric(counts, result=f1), "right": lambda out, y: out.argmax(1) == y["kind"]}
     scores, whole = scoring(metrics, focal, data), tried(data)
     sums = sum(scores.sums(p.outputs, p.targets, p.rows) for p in whole.cut(7))
