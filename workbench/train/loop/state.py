@@ -226,6 +226,8 @@ def _objective(
     plan, loss = experiment.plan, None
     if experiment.loss is None and isinstance(experiment.data, TorchData):
         check_classes(plan.graph, train)
+        if test is not None:
+            check_classes(plan.evaluation.graph, test)
     if experiment.loss is None and experiment.metrics is None:
         return step_loss, ScoringOfClasses(experiment.plan.evaluation.graph)
     if experiment.loss is not None:

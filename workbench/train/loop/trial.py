@@ -83,14 +83,14 @@ class Trial:
 
 
 def check_classes(graph: Graph, data: Dataset) -> None:
-    """Reads some labels, on the CPU: on a GPU a class that is not there ends the process.
+    """Reads some samples, on the CPU: on a GPU a class that is not there ends the process.
 
     Args:
         graph: the model; all its outputs have these labels.
         data: the data set that they are from.
 
     Raises:
-        DataError: the targets are none of cross-entropy's.
+        DataError: the inputs are none that the model reads, or the targets none of cross-entropy's.
     """
     rows = min(ROWS, len(data))
     targets = _targets(data, rows)
