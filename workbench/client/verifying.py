@@ -13,7 +13,6 @@ from workbench.plan.experiment.experiment import (
     AnyOptimizer,
     Experiment,
     Synthetic,
-    WarmupCosine,
 )
 from workbench.plan.plan import Plan
 from workbench.store.errors import EngineDied, RankError, RunError
@@ -57,8 +56,8 @@ def experiment_for(
     if isinstance(of, Experiment):
         asked = dict(batch_size=batch_size, optimizer=optimizer, data=data, seed=seed, loss=loss)
         given: dict[str, Any] = {n: value for n, value in asked.items() if value is not None}
-        if isinstance(of.schedule, WarmupCosine) and of.schedule.total is None:
-            given["schedule"] = of.schedule.replace(total=of.steps)  # the first steps of all
+        if of.schedule is not None:
+            given["schedule"] = of.schedule.over(of.steps)  # the first steps of all
         return of.replace(steps=steps, precision=precision, **given)
     plan, size = of, 4 * of.world_size if batch_size is None else batch_size
     classes = max(2, plan.graph.num_classes)

@@ -202,7 +202,7 @@ class TrainingOutcome:
         message: the step and the layer, for "diverged".
         traffic: (group, operation, layer, phase, calls, messages, bytes, seconds, rounds,
             additions) of each row of the record.
-        notes: notes on steps that were unlike others, for people.
+        notes: notes on steps and figures that were unlike others, for people.
         given: (operation, phase, rank, bytes that came from that rank in `steps_counted`).
         steps_counted: the number of steps of this attempt.
     """

@@ -38,6 +38,12 @@ ROWS = TensorDataset(torch.rand(4, 2))
         (dict(loss=5), "function: int is no function"),
         (dict(metrics={"hits": 3}), "sums: int is no function"),
         (dict(keep_best="loss", data=TorchData(train=ROWS)), "as data has no test split"),
+        (dict(evaluate_every=2, data=ROWS), r"evaluate_every: .* data=\(train, test\), or leave"),
+        (dict(metrics={"m": len}, data=ROWS), "metrics: nothing is evaluated"),
+        (
+            dict(metrics={"m": len}, evaluate_every=2, data=ROWS),
+            "or leave metrics and evaluate_every out",
+        ),
     ],
 )
 def test_what_is_not_of_the_workbench(fields, said):

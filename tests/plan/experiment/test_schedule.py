@@ -21,6 +21,7 @@ CYCLE = LRScheduler("OneCycleLR", max_lr=[0.2, 0.4], total_steps=10, max_momentu
         WarmupCosine(total=20, final=0.1),
         LRScheduler("MultiStepLR", milestones=(2, 4), gamma=0.5),
         LRScheduler("OneCycleLR", max_lr=0.2, epochs=2, steps_per_epoch=5, total_steps=None),
+        LRScheduler("OneCycleLR", max_lr=0.2),
         "warmup_cosine",
         "math:exp",
     ],
@@ -57,6 +58,11 @@ def test_another_rate_scales_everything():
         WarmupCosine(warmup=9),
         LRScheduler("StepLR", step_size=1),
         LRScheduler("OneCycleLR", max_lr=1, epochs=5, steps_per_epoch=2),
+        LRScheduler("OneCycleLR", max_lr=1),
+        LRScheduler("PolynomialLR", total_iters=10),
+        LRScheduler("PolynomialLR", total_iters=3, power=0),
+        LRScheduler("LinearLR", end_factor=0.1),
+        LRScheduler("LinearLR", end_factor=0, total_iters=10),
         LRScheduler("OneCycleLR", max_lr=1, total_steps=10, base_momentum=0.1, max_momentum=0.9),
     ],
 )
@@ -73,6 +79,7 @@ def test_schedules_that_just_fit(schedule):
         (lambda: LRScheduler("steplr"), "no schedule 'steplr'; use"),
         (lambda: LRScheduler("StepLR"), "StepLR needs step_size"),
         (lambda: LRScheduler("StepLR", step_size=0), "integer >= 1, got 0"),
+        (lambda: LRScheduler("PolynomialLR", total_iters="10"), "total_iters must be an integer"),
         (lambda: LRScheduler("StepLR", step_size=3, last_epoch=2), "last_epoch is no argument"),
         (lambda: LRScheduler("CyclicLR", base_lr=1, max_lr=2, scale_fn="x"), "is a function"),
     ],
@@ -88,8 +95,27 @@ def test_schedulers_that_are_refused(made, said):
         (dict(steps=11, schedule=CYCLE), "end after 10 steps.*steps=11; give total_steps=11"),
         (dict(schedule=WarmupCosine(total=9)), "total=9 steps.*steps=10"),
         (dict(schedule=WarmupCosine(warmup=10)), "leaves none of 10 steps"),
-        (dict(schedule=LRScheduler("OneCycleLR", max_lr=1, epochs=3)), "after 0 steps"),
-        (dict(schedule=LRScheduler("OneCycleLR", max_lr=1, steps_per_epoch=30)), "after 0 steps"),
+        (
+            dict(schedule=LRScheduler("OneCycleLR", max_lr=1, epochs=3)),
+            "has epochs=3 alone.* give both, total_steps=10, or none",
+        ),
+        (
+            dict(schedule=LRScheduler("OneCycleLR", max_lr=1, steps_per_epoch=30)),
+            "has steps_per_epoch=30 alone",
+        ),
+        (
+            dict(schedule=LRScheduler("OneCycleLR", max_lr=1, epochs=3, steps_per_epoch=3)),
+            "end after 9 steps",
+        ),
+        (
+            dict(schedule=LRScheduler("PolynomialLR", total_iters=9)),
+            "PolynomialLR is at 0 after total_iters=9 steps, and there are steps=10; give total_it",
+        ),
+        (dict(schedule=LRScheduler("PolynomialLR")), "total_iters=5 steps, which is torch's def"),
+        (
+            dict(schedule=LRScheduler("LinearLR", end_factor=0)),
+            "LinearLR is at 0 after total_iters",
+        ),
         (dict(optimizer=SGD(0.1), schedule=CYCLE), "cycle_momentum=False, and SGD has none"),
         (dict(optimizer="adagrad", schedule=CYCLE), "Adagrad has none"),
         (dict(optimizer=Rprop(), schedule="warmup_cosine"), "Rprop .* would do nothing"),
@@ -108,3 +134,10 @@ def test_schedules_that_do_not_fit(fields, said):
     assert Experiment(**FIELDS | dict(optimizer=AdamW()), schedule=CYCLE).schedule == CYCLE
     with pytest.raises(ExperimentError, match=said):
         Experiment(**FIELDS | fields)
+
+
+def test_the_first_steps_of_a_schedule_are_those_of_all():
+    for schedule in (WarmupCosine(warmup=2), LRScheduler("OneCycleLR", max_lr=1)):
+        assert schedule.over(10) == schedule.over(10).over(3) != schedule
+    assert WarmupCosine(total=20).over(10) == WarmupCosine(total=20)
+    assert CYCLE.over(3) == CYCLE

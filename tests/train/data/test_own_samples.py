@@ -198,6 +198,29 @@ def test_what_is_wrong_is_said_once(data, text, workers):
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.parametrize(
+    ("dtype", "remedy"),
+    [
+        (torch.uint8, r"x.float\(\) / 255 gives them, in a transform .*vocabulary=...\), if they"),
+        (torch.int64, r"x.float\(\) gives them, in a transform"),
+        (torch.bool, r"x.float\(\) gives them.*or trace it with Input\(\(2,\), 'bool'\)"),
+        (torch.complex64, r"x.abs\(\) gives some, torch.view_as_real"),
+    ],
+)
+def test_what_is_no_real_number_is_refused(dtype, remedy):
+    """Also of a model that reads one tensor, whose type is not said."""
+    samples = opened(TensorDataset(torch.ones(5, 2, dtype=dtype), torch.arange(5)))
+    said = f"the inputs are {dtype}, and the model reads real numbers: {remedy}"
+    with pytest.raises(DataError, match=said):
+        samples.batch(torch.arange(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_real_numbers_of_any_size_are_taken(dtype):
+    samples = opened(TensorDataset(torch.ones(5, 2, dtype=dtype), torch.arange(5)))
+    assert samples.batch(torch.arange(2))[0].dtype == dtype
+
+
 def test_what_is_no_data_set_is_refused():
     for given, text in (
         ([iter([1])], "needs len.. and .index., or to give a new iterator"),

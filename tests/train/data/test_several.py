@@ -176,6 +176,8 @@ def test_a_collate_function_may_make_them():
         (lambda i, m, x, y: ((i.float(), m, x), y), "inputs 'ids' are torch.float32.*token ids"),
         (lambda i, m, x, y: ((m, m, x), y), "inputs 'ids' are torch.bool.*token ids"),
         (lambda i, m, x, y: ((i, m, x.long()), y), "inputs 'meta' are torch.int64.*real numbers"),
+        (lambda i, m, x, y: ((i, m, m[:4]), y), r"'meta' are torch.bool.*Input\(\(4,\), 'bool'\)"),
+        (lambda i, m, x, y: ((i, m, x * 1j), y), "'meta' are torch.complex64.*view_as_real"),
         (lambda i, m, x, y: ((i + 1, m, x), y), "token 7 of 'ids' is not in"),
         (
             lambda i, m, x, y: ((i, m, x) if y else (i, m), y),

@@ -66,6 +66,11 @@ def test_labels_have_the_shape_of_scores():
         scores(torch.zeros(1, 5, 3).tolist(), [1], TOKENS)
 
 
+def test_bytes_are_labels():
+    found = Scores.whole(GRAPH, "fc0", torch.eye(3), torch.tensor([0, 2, 2], dtype=torch.uint8))
+    assert (found.labels.dtype, found.hits().item()) == (torch.int64, 2)
+
+
 def test_no_rows_have_no_wrong_labels():
     empty = torch.zeros(0, dtype=torch.int64)
     assert Scores.whole(GRAPH, "fc0", torch.zeros(0, 3), empty).hits().item() == 0

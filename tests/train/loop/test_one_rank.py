@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.train.checkpoint.saving import Alone
 from tests.train.strategies.own import Adaptive, EveryThird, Heavy, Prox, SlowMo
@@ -16,7 +17,9 @@ from workbench.plan.experiment.experiment import (
     Adam,
     Experiment,
     LocalSGD,
+    Loss,
     LRScheduler,
+    Metric,
     Pipelined,
     Synthetic,
 )
@@ -27,6 +30,7 @@ from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
+from workbench.train.data.reading import DataError
 from workbench.train.loop.scoring import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.resharding import under
@@ -122,6 +126,45 @@ def test_a_step_gives_gradients_of_the_mean(weights):
     assert [batch.first_row for batch in result.batches] == [0, 4]
     assert result.outputs[0].shape == (4, 3)
     torch.testing.assert_close(result.outputs[0], model(inputs.double())[4:])
+
+
+def test_rows_that_a_loss_leaves_out_move_nothing(weights):
+    def of_some(scores, labels):
+        there = labels > 0
+        if not there.any():
+            return torch.zeros((), dtype=torch.float64)
+        return F.cross_entropy(scores[there], labels[there], reduction="sum")
+
+    labels = torch.arange(22) % 2
+    data = TensorDataset(torch.rand(22, 6), labels)
+    given = dict(data=data, loss=Loss(of_some, reduction="sum"), batch_size=1)
+    state = started(weights, optimizer=SGD(0.1), **given)
+    left_out = [step for step in range(6) if labels[rows_of_step(22, 1, 3, step)] == 0]
+    before = {name: p.detach().clone() for name, p in state.model.pieces().items()}
+    after = keep_going(state, left_out)
+    assert left_out
+    assert all(torch.equal(before[name], piece) for name, piece in after.items())
+
+
+def test_a_metric_without_a_number_is_noted_before_the_first_step(weights):
+    nothing = Metric(lambda out, y: torch.zeros(2), result=lambda n: n[0] / n[1])
+    (note,) = started(weights, metrics={"m": nothing}).notes
+    assert note.startswith("metric 'm' is nan for outputs of shape (5, 3) and the targets of 5")
+
+
+@pytest.mark.parametrize("loss", [None, F.cross_entropy])
+def test_data_that_the_model_does_not_read_ends_a_run_before_its_first_step(weights, loss):
+    right = TensorDataset(torch.rand(22, 6), torch.arange(22) % 3)
+    wrong = TensorDataset(torch.ones(22, 6, dtype=torch.uint8), torch.arange(22) % 3)
+    for split, data in (("train", (wrong, right)), ("test", (right, wrong))):
+        with pytest.raises(DataError, match=f"{split} data .* are torch.uint8, and the model"):
+            started(weights, data=data, loss=loss)
+
+
+def test_labels_of_the_test_split_are_classes(weights):
+    right, wrong = (TensorDataset(torch.rand(6, 6), torch.arange(6) % n) for n in (3, 4))
+    with pytest.raises(DataError, match="label 3 is none of the 3 classes"):
+        started(weights, data=(right, wrong))
 
 
 def test_gradients_of_the_step_before_are_forgotten(weights):

@@ -16,7 +16,6 @@ from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 from workbench.train.data.opening import open_data
-from workbench.train.data.reading import DataError
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.scoring import Scoring
 from workbench.train.loop.trial import Trial
@@ -59,6 +58,36 @@ def test_a_loss_over_rows_is_taken(loss):
     check(loss)
 
 
+def centred(x):
+    """Zero, with the gradient of x."""
+    return x - x.detach()
+
+
+def test_a_loss_may_write_into_what_it_gets():
+    check(lambda out, y: F.nll_loss(out.log_(), y))
+
+
+def test_a_gradient_may_be_no_number_where_a_root_is_zero():
+    check(lambda out, y: (out * 0).norm(dim=1) + (out[:, 0] - 0.5).abs())
+
+
+def test_a_loss_may_be_constant_for_rows_that_it_leaves_out():
+    """Of LABELLED every third row has the label 0, so that no two neighbours are left out."""
+
+    def of_some(out, y):
+        there = y > 0
+        if not there.any():
+            return torch.zeros(())
+        return F.cross_entropy(out[there], y[there], reduction="sum")
+
+    check(Loss(of_some, reduction="sum"))
+    check(Loss(of_some, reduction="sum"), TensorDataset(torch.rand(30, 2), torch.arange(30) // 10))
+
+
+def test_a_loss_of_one_sample_is_taken():
+    check(F.cross_entropy, TensorDataset(torch.rand(1, 2), torch.zeros(1).long()))
+
+
 def test_structured_targets_are_taken():
     check(focal, TorchData(train=Spirals(40, 0), collate=paired))
 
@@ -81,6 +110,21 @@ def test_structured_targets_are_taken():
         ),
         ("torch.nn:CrossEntropyLoss", "is a class: give an object"),
         (lambda out, y: out.sum() * math.nan, r"is nan for outputs of shape \(30, 3\)"),
+        (
+            lambda out, y: (out.argmax(1) != y).double(),
+            r"has no gradient for outputs of shape \(30, 3\).* argmax, .*metrics=",
+        ),
+        (lambda out, y: F.cross_entropy(out.detach(), y), "has no gradient"),
+        (lambda out, y: torch.tensor(F.cross_entropy(out, y).item()), "has no gradient"),
+        (lambda out, y: WEIGHTS.clone().requires_grad_().sum(), "has no gradient"),
+        (
+            lambda out, y: F.cross_entropy(out, y) + centred(out.square().sum() / len(y) ** 2),
+            "of 30 rows has another gradient than by halves: the loss of a row must not depend",
+        ),
+        (
+            lambda out, y: centred(out.square().sum()),
+            r"another gradient than by halves: .* reduction='sum'\)",
+        ),
         (nn.AdaptiveLogSoftmaxWithLoss(8, 3, [1]), "has parameters of its own"),
     ],
 )
@@ -126,14 +170,15 @@ class Hits:
         return self.hits / self.rows
 
 
-def scoring(metrics, loss=F.cross_entropy, data=LABELLED):
-    run = experiment(data, loss=loss, metrics=metrics)
+def scoring(metrics, loss=F.cross_entropy, data=LABELLED, notes=None):
+    both = data if isinstance(data, TorchData) else (data, data)
+    run = experiment(both, loss=loss, metrics=metrics)
     own = None if loss is None else OwnLoss(run.loss, None, CPU, torch.float64)
-    return Scoring.of(run, own, tried(data))
+    return Scoring.of(run, own, tried(data), notes)
 
 
 def test_figures_are_made_of_the_parts_sums():
-    data = TorchData(train=Spirals(40, 0), collate=paired)
+    data = TorchData(train=Spirals(40, 0), test=Spirals(9, 1), collate=paired)
     metrics = {"f1": Metric(counts, result=f1), "right": lambda out, y: out.argmax(1) == y["kind"]}
     scores, whole = scoring(metrics, focal, data), tried(data)
     sums = sum(scores.sums(p.outputs, p.targets, p.rows) for p in whole.cut(7))
@@ -168,17 +213,37 @@ def test_what_does_not_add_up_is_refused(metric, text):
         scoring({"m": metric})
 
 
+def of_class_7(out, y):
+    """How often class 7 is there, and is hit; of LABELLED no label is."""
+    return torch.stack([(y == 7).sum(), ((y == 7) & (out.argmax(1) == 7)).sum()])
+
+
 @pytest.mark.parametrize(
-    ("targets", "text"),
+    ("metric", "text"),
     [
-        (torch.arange(30), r"Target \d+ is out of bounds.*; it takes .* 0 to 2, and loss="),
-        (torch.rand(30), "cross-entropy fails .* Long"),
+        (lambda out, y: out[:, 0] / y, r"'m' is inf for outputs of shape \(30, 3\).*result="),
+        (lambda out, y: (out[:, 0] - 1).log(), "'m' is nan for .* between 0 and 1"),
+        (Metric(lambda out, y: (y / y).sum(), result=lambda n: n / 2), "'m' is nan for"),
     ],
 )
-def test_cross_entropy_takes_the_numbers_of_classes(targets, text):
-    tried(LABELLED).check_classes()
-    with pytest.raises(DataError, match=text):
-        tried(TensorDataset(torch.rand(30, 2), targets)).check_classes()
+def test_sums_that_are_no_numbers_are_refused(metric, text):
+    with pytest.raises(OwnObjectError, match=text):
+        scoring({"m": metric})
+
+
+def test_a_result_may_make_numbers_of_sums():
+    notes = []
+    scoring(
+        {"m": Metric(lambda out, y: (y / y).sum(), result=lambda n: n.nan_to_num())}, notes=notes
+    )
+    assert notes == []
+
+
+def test_a_result_that_is_no_number_of_these_samples_is_noted():
+    notes = []
+    scoring({"m": Metric(of_class_7, result=lambda n: n[1] / n[0])}, notes=notes)
+    (note,) = notes
+    assert note.startswith("metric 'm' is nan for outputs of shape (30, 3) and the targets of 30")
 
 
 def test_the_loss_keeps_its_name():

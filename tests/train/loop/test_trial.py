@@ -1,14 +1,16 @@
 """Samples that losses and metrics are tried on."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tests.plan.graphs import mlp
+from tests.plan.graphs import Builder, mlp
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.inputs import Input
 from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError
-from workbench.train.loop.trial import ROWS, Trial
+from workbench.train.loop.trial import ELEMENTS, ROWS, Trial, check_classes
 
 CPU = torch.device("cpu")
 GRAPH = mlp(2, 4, 3)
@@ -87,21 +89,74 @@ def test_it_says_what_was_tried():
     assert str(trial()) == "outputs of shape (6, 1) and (3,) and the targets of 3 samples"
 
 
-def test_classes_are_in_the_second_dimension():
-    def of(*labels):
-        return Trial(2, (torch.rand(2, 3),), torch.tensor(labels))
+def test_of_large_outputs_fewer_rows_are_taken():
+    graph = Builder((2,)).linear("head", ELEMENTS // 7).graph()
+    assert Trial.of(graph, Numbers(1000), CPU, torch.float32).rows == 7
+    graph = Builder((2,)).linear("head", ELEMENTS).graph()
+    assert Trial.of(graph, Numbers(1000), CPU, torch.float32).rows == 2
+    assert Trial.of(graph, Numbers(1), CPU, torch.float32).rows == 1
 
-    of(0, 2).check_classes()
-    with pytest.raises(DataError, match="numbers of classes, 0 to 2,"):
-        of(0, 3).check_classes()
+
+class Labels:
+    """Samples with these labels."""
+
+    num_classes = None
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def batch(self, indices, epoch=-1):
+        return torch.zeros(len(indices), 2), self.labels[indices]
 
 
-def test_classes_of_tokens_are_in_the_last_dimension():
-    def of(most):
-        return Trial(2, (torch.rand(2, 5, 3),), torch.full((2, 5), most))
+TOKENS = replace(Builder((5, 2)).linear("head", 3).graph(), inputs=(Input((5,), vocabulary=3),))
+PLACES = Builder((3, 5)).same("scores", "elementwise").graph()
 
-    of(2).check_classes(per_token=True)
-    with pytest.raises(DataError, match="numbers of classes, 0 to 2,"):
-        of(3).check_classes(per_token=True)
-    with pytest.raises(DataError, match="numbers of classes, 0 to 4,"):
-        of(2).check_classes()
+
+@pytest.mark.parametrize(
+    ("graph", "labels"),
+    [
+        (GRAPH, torch.tensor([0, 2])),
+        (GRAPH, torch.tensor([0, 2], dtype=torch.uint8)),
+        (TOKENS, torch.full((2, 5), 2)),
+        (TOKENS, torch.full((2, 5), 2, dtype=torch.uint8)),
+        (PLACES, torch.full((2, 5), 2)),
+    ],
+)
+def test_classes_that_are_scored_are_taken(graph, labels):
+    check_classes(graph, Labels(labels))
+
+
+@pytest.mark.parametrize(
+    ("graph", "labels", "text"),
+    [
+        (GRAPH, torch.tensor([0, 3]), "2 samples .* label 3 is none of the 3 .* 0 to 2; .* loss="),
+        (GRAPH, torch.tensor([-100, 2]), r"label -100 .* Loss\(function, weights="),
+        (GRAPH, torch.rand(2), "labels are torch.float32; .* 0 to 2, as torch.int64, and loss="),
+        (GRAPH, torch.rand(2, 3), "labels are torch.float32"),
+        (GRAPH, torch.ones(2).int(), r"labels are torch.int32; .* y.long\(\) makes them"),
+        (GRAPH, torch.ones(2).bool(), "labels are torch.bool"),
+        (GRAPH, torch.ones(2, 1).long(), r"whose labels are \(\), got \(1,\); .* 0 to 2"),
+        (TOKENS, torch.full((2, 5), 3), "label 3 is none of the 3 classes"),
+        (TOKENS, torch.full((2,), 2), r"whose labels are \(5,\), got \(\)"),
+        (PLACES, torch.full((2, 5), 3), "label 3 is none of the 3 classes"),
+        (PLACES, torch.full((2, 5), 2, dtype=torch.uint8), "labels are torch.uint8"),
+    ],
+)
+def test_what_cross_entropy_does_not_take_is_refused(graph, labels, text):
+    with pytest.raises(DataError, match=text):
+        check_classes(graph, Labels(labels))
+
+
+def test_targets_that_are_no_tensor_are_no_classes():
+    with pytest.raises(DataError, match="targets are dict, no tensor of labels; cross-entropy"):
+        check_classes(GRAPH, Numbers(3))
+
+
+def test_classes_are_looked_at_without_scores():
+    """Those of these samples would take a hundred times the memory of any machine."""
+    graph = Builder((2,)).linear("head", 2**50).graph()
+    check_classes(graph, Labels(torch.tensor([0, 2**50 - 1])))

@@ -30,7 +30,7 @@ SCHEDULES = (
     LRScheduler("ConstantLR", total_iters=4),
     LRScheduler("LinearLR"),
     LRScheduler("ExponentialLR", gamma=0.7),
-    LRScheduler("PolynomialLR", total_iters=7, power=2.0),
+    LRScheduler("PolynomialLR", total_iters=STEPS, power=2.0),
     LRScheduler("CosineAnnealingLR", T_max=4, eta_min=0.01),
     LRScheduler("CosineAnnealingWarmRestarts", T_0=2, T_mult=2),
     LRScheduler("CyclicLR", base_lr=0.01, max_lr=0.2, step_size_up=3, mode="triangular2"),
@@ -71,6 +71,14 @@ def test_options_of_every_step_whoever_asks_first(schedule, kind):
     expected, planned = plain(value, schedule), Schedule(run)
     for step in (0, 3, 8, 2, 2, 5):
         assert planned.at(step) == expected[step]
+
+
+def test_one_cycle_has_the_steps_of_the_experiment():
+    value, cycle = SGD(0.1, momentum=0.9), LRScheduler("OneCycleLR", max_lr=0.2)
+    fields = dict(plan=PLAN, data="digits", optimizer=value, steps=STEPS)
+    found = Schedule(Experiment(**fields, schedule=cycle))
+    expected = Schedule(Experiment(**fields, schedule=cycle.replace(total_steps=STEPS)))
+    assert [found.at(step) for step in range(STEPS)] == [expected.at(s) for s in range(STEPS)]
 
 
 def test_all_of_torchs_are_known_or_refused():

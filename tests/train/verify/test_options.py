@@ -83,6 +83,9 @@ def test_the_first_steps_of_an_experiment_are_those_of_all():
     found = experiment_for(run, precision="fp64", **given)
     assert (found.steps, found.epochs, found.schedule.total) == (2, None, 60)
     assert found.replace(steps=60, epochs=20, precision="bf16", schedule=run.schedule) == run
+    cycle = run.replace(schedule=LRScheduler("OneCycleLR", max_lr=0.1))
+    found = experiment_for(cycle, precision="fp64", **given)
+    assert found.schedule.arguments["total_steps"] == 60
 
 
 def test_a_loss_scale_is_of_no_use_where_verify_computes():

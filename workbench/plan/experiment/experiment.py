@@ -48,7 +48,7 @@ from workbench.plan.experiment.task import Loss as Loss
 from workbench.plan.experiment.task import Metric as Metric
 from workbench.plan.experiment.task import Synthetic as Synthetic
 from workbench.plan.experiment.task import TorchData as TorchData
-from workbench.plan.experiment.task import as_loss, as_metrics
+from workbench.plan.experiment.task import as_loss, as_metrics, check_evaluated
 from workbench.plan.html import table
 from workbench.plan.plan import Plan
 from workbench.plan.reading import about, text_of, toml_of
@@ -166,7 +166,9 @@ class Experiment(Value):
         return {**given, "steps": due, "data": data}
 
     @model_validator(mode="after")
-    def _has_what_is_best(self) -> Self:
+    def _has_what_is_evaluated(self) -> Self:
+        asked = [n for n in ("metrics", "evaluate_every", "keep_best") if getattr(self, n)]
+        check_evaluated(self.data, asked)
         if self.keep_best is not None:
             names = ("loss", *self.figures)
             if self.keep_best.removeprefix("-") not in names:
@@ -174,8 +176,6 @@ class Experiment(Value):
                 raise ValueError(
                     f"keep_best: evaluations have no {self.keep_best!r}; there are {valid}"
                 )
-            if isinstance(self.data, TorchData) and self.data.test is None:
-                raise ValueError("keep_best: nothing is evaluated, as data has no test split")
         return self
 
     @model_validator(mode="after")

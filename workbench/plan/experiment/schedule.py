@@ -66,6 +66,10 @@ class WarmupCosine(Value):
                 f"the cosine; give less"
             )
 
+    def over(self, steps: int) -> Self:
+        """The same, with what follows from the steps of an experiment said: of so many."""
+        return self if self.total is not None else self.replace(total=steps)
+
     def at_rate(self, base: float, lr: float) -> Self:
         """The same where the optimizer has another rate, to which all here is relative."""
         return self
@@ -120,6 +124,10 @@ class StepFunction(Value):
         _check_reads_rates(optimizer)
         if self.function.held is not None:
             self.factor(steps - 1)
+
+    def over(self, steps: int) -> Self:
+        """The same, with what follows from the steps of an experiment said, which is nothing."""
+        return self
 
     def at_rate(self, base: float, lr: float) -> Self:
         """The same where the optimizer has another rate, to which all here is relative."""
@@ -185,17 +193,21 @@ FUNCTIONS = ("scale_fn",)
 
 _COUNTS = (
     *("step_size", "T_max", "T_0", "total_steps", "epochs", "steps_per_epoch"),
-    *("step_size_up", "step_size_down"),
+    *("step_size_up", "step_size_down", "total_iters"),
 )
+_TOTAL_ITERS = 5
+"""torch's default."""
 
 
 class LRScheduler(Value):
     """A scheduler of `torch.optim.lr_scheduler`, by name and arguments.
 
         wb.LRScheduler("StepLR", step_size=30, gamma=0.1)
-        wb.LRScheduler("OneCycleLR", max_lr=0.1, total_steps=200)
+        wb.LRScheduler("OneCycleLR", max_lr=0.1)
 
-    It is stepped once after each step of the run. Those that move momentum too do.
+    It is stepped once after each step of the run. Those that move momentum too do. `OneCycleLR` has
+    the steps of the experiment, unless `total_steps`, or `epochs` and `steps_per_epoch`, say
+    otherwise.
 
     Args:
         name: the name of its class.
@@ -252,18 +264,34 @@ class LRScheduler(Value):
             ValueError: it is not; the text says what would be.
         """
         _check_reads_rates(optimizer)
-        given = self.arguments
+        given = self.over(steps).arguments
         if self.name == "OneCycleLR":
             total = given.get("total_steps")
             if total is None:
-                total = given.get("epochs", 0) * given.get("steps_per_epoch", 0)
+                parts = {n: given[n] for n in ("epochs", "steps_per_epoch") if n in given}
+                if len(parts) < 2:
+                    ((name, value),) = parts.items()
+                    raise ValueError(
+                        f"schedule: OneCycleLR has {name}={value} alone, and takes epochs with "
+                        f"steps_per_epoch; give both, total_steps={steps}, or none of the three: "
+                        "it then has the experiment's steps"
+                    )
+                total = math.prod(parts.values())
             if total < steps:
                 raise ValueError(
                     f"schedule: OneCycleLR is at its end after {total} steps, and there are "
                     f"steps={steps}; give total_steps={steps} or more"
                 )
+        self._check_does_not_end_at_0(steps)
         if "cycle_momentum" in KNOWN[self.name].possible and given.get("cycle_momentum", True):
             self._check_momentum(optimizer)
+
+    def over(self, steps: int) -> Self:
+        """The same, with what follows from the steps of an experiment said: of so many."""
+        given, names = self.arguments, ("total_steps", "epochs", "steps_per_epoch")
+        if self.name != "OneCycleLR" or any(name in given for name in names):
+            return self
+        return type(self)(self.name, **given, total_steps=steps)
 
     def at_rate(self, base: float, lr: float) -> Self:
         """The same where the optimizer has another rate: rates here keep their ratio to it."""
@@ -275,6 +303,21 @@ class LRScheduler(Value):
             elif value is not None:
                 arguments[name] = at_rate(value, base, lr)
         return type(self)(self.name, **arguments)
+
+    def _check_does_not_end_at_0(self, steps: int) -> None:
+        """Whoever falls to 0 stays there, and all steps behind move nothing."""
+        given = self.arguments
+        falls = {
+            "PolynomialLR": given.get("power", 1.0) != 0,
+            "LinearLR": given.get("end_factor", 1) == 0,
+        }
+        total = given.get("total_iters", _TOTAL_ITERS)
+        if falls.get(self.name) and total < steps:
+            said = "" if "total_iters" in given else ", which is torch's default"
+            raise ValueError(
+                f"schedule: {self.name} is at 0 after total_iters={total} steps{said}, and there "
+                f"are steps={steps}; give total_iters={steps} or more"
+            )
 
     def _check_momentum(self, optimizer: AnyOptimizer) -> None:
         """Whoever has no momentum would get some, and does not remember any."""

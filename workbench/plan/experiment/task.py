@@ -1,6 +1,6 @@
 """A user's own problem: data sets, the loss, and what evaluations report."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -312,6 +312,23 @@ def made(own: Own) -> Any:
     found = own.loaded
     is_made = isinstance(found, type) or not hasattr(found, "__getitem__")
     return found() if own.is_imported and callable(found) and is_made else found
+
+
+def check_evaluated(data: DataSet, asked: Sequence[str]) -> None:
+    """Checks that there is a split to evaluate on, where something is asked that needs one.
+
+    Args:
+        data: the data sets.
+        asked: the fields of the experiment that evaluations give something to.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if asked and isinstance(data, TorchData) and data.test is None:
+        raise ValueError(
+            f"{asked[0]}: nothing is evaluated, as data has no test split; give "
+            f"data=(train, test), or leave {' and '.join(asked)} out"
+        )
 
 
 _BUILT_IN = ("digits", "synthetic", "text", "cifar10", "imagefolder")

@@ -163,10 +163,10 @@ class OwnSamples:
                 f"{self.name}: the {named} are {values.dtype}, and the model reads a mask: "
                 "torch.bool, as x != 0 gives"
             )
-        if one.is_real and one.name and whole:
+        if one.is_real and not values.is_floating_point():
             raise DataError(
                 f"{self.name}: the {named} are {values.dtype}, and the model reads real numbers: "
-                "x.float() gives them; or trace it with Input(shape, vocabulary=...) there"
+                f"{_as_real(one, values.dtype)}"
             )
         if one.vocabulary is None or not values.numel():
             return
@@ -178,6 +178,19 @@ class OwnSamples:
                 f"{self.name}: token {wrong}{of} is not in the model's vocabulary, 0 to "
                 f"{one.vocabulary - 1}; trace the model with vocabulary= of the tokenizer"
             )
+
+
+def _as_real(one: Input, dtype: torch.dtype) -> str:
+    """How values of another type become real numbers, or a model reads them."""
+    if dtype.is_complex:
+        return "x.abs() gives some, torch.view_as_real(x) two for each"
+    gives = "x.float() / 255" if dtype == torch.uint8 else "x.float()"
+    where = "in a transform of the data set, or in a collate function"
+    if dtype == torch.bool:
+        traced = f"Input({one.shape}, 'bool')"
+    else:
+        traced = f"Input({one.shape}, vocabulary=...), if they are token ids"
+    return f"{gives} gives them, {where}; or trace it with {traced}"
 
 
 def _opened(given: Own, split: Literal["train", "test"]) -> Any:

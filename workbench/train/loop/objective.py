@@ -86,12 +86,12 @@ class Scores:
         """Those of one output; of rows that the group has together, labels are gathered.
 
         Raises:
-            DataError: a label that is no class.
+            DataError: as `check_labels`.
         """
         graph, layout = model.plan.graph, model.plan.flow.returned(name)
         if layout == ROWS:
             return cls.whole(graph, name, logits, labels)
-        _check(graph, name, labels)
+        check_labels(graph, name, labels)
         group = model.shard_group(layout.group_size)
         rows = model.context.group_rows(layout.group_size)
         every = all_gather(labels, rows, group, layer="labels")
@@ -104,9 +104,9 @@ class Scores:
         """Those of one output that lies whole with its rows.
 
         Raises:
-            DataError: a label that is no class.
+            DataError: as `check_labels`.
         """
-        _check(graph, name, labels)
+        check_labels(graph, name, labels)
         return cls(*_of_places(graph, logits, labels), None, None, name)
 
     def cross_entropy(self) -> Tensor:
@@ -133,19 +133,41 @@ class Scores:
 
 def _of_places(graph: Graph, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Logits and labels with classes in dimension 1: [labels, classes] where tokens have some."""
+    labels = labels.long()  # of bytes, too: where classes are cut, logits are gathered by them
     if not graph.scores_tokens:
         return logits, labels
     return logits.flatten(0, -2), labels.flatten()
 
 
-def _check(graph: Graph, name: str, labels: Tensor) -> None:
-    """Checks that every place has a label, and every label is a class."""
+def check_labels(graph: Graph, name: str, labels: Any) -> None:
+    """Checks that cross-entropy takes targets as the labels of an output; reads no scores.
+
+    Args:
+        graph: the model.
+        name: the output.
+        labels: a class for each place that the output scores [rows, ...].
+
+    Raises:
+        DataError: they are no whole numbers of torch's default type, some place has none, or one is
+            no class.
+    """
     shape = graph[name].output_shape
     classes = shape[-1 if graph.scores_tokens else 0]
+    taken = (
+        f"cross-entropy takes the numbers of classes, 0 to {classes - 1}, as torch.int64, and "
+        "loss= a function for other targets"
+    )
+    if not isinstance(labels, Tensor):
+        raise DataError(f"targets are {type(labels).__name__}, no tensor of labels; {taken}")
+    # torch takes bytes, too, where a row of scores has one label.
+    flat = graph.scores_tokens or not graph.label_shape
+    if labels.dtype != torch.int64 and not (flat and labels.dtype == torch.uint8):
+        whole = not (labels.is_floating_point() or labels.is_complex())
+        raise DataError(f"labels are {labels.dtype}; {taken}" + "; y.long() makes them" * whole)
     if labels.shape[1:] != graph.label_shape:
         raise DataError(
             f"layer {name!r} gives scores {shape} for each sample, whose labels are "
-            f"{graph.label_shape}, got {tuple(labels.shape[1:])}"
+            f"{graph.label_shape}, got {tuple(labels.shape[1:])}; {taken}"
         )
     if not labels.numel():
         return
@@ -154,7 +176,7 @@ def _check(graph: Graph, name: str, labels: Tensor) -> None:
         raise DataError(
             f"label {least if least < 0 else most} is none of the {classes} classes that layer "
             f"{name!r} scores, 0 to {classes - 1}; to leave labels out, give "
-            "Loss(function, weights=...)"
+            "Loss(function, weights=...), and for other targets loss= a function"
         )
 
 

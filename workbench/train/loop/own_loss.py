@@ -54,11 +54,13 @@ class OwnLoss:
         named = zip(model.plan.graph.outputs, outputs, strict=True)
         mine = tuple(own_rows(model, name, output) for name, output in named)
         rows = context.rows[context.rank]
+        nothing = sum((output[:0].sum() for output in mine), outputs[0].new_zeros(()))
         if rows == 0:  # a function of no rows need not be defined; its gradient is zero
-            return sum((0.0 * output.sum() for output in mine), outputs[0].new_zeros(())), 0.0
+            return nothing, 0.0
         found = self.summed(mine, targets, rows)
         found = found / total if self._mean else found
-        return found, found.item()
+        # Of rows that are all left out it may be a constant: other ranks wait for its gradient.
+        return found if found.requires_grad else found + nothing, found.item()
 
     def total(self, batches: Sequence[MicroBatch], rank: int) -> float:
         """The weights of all rows of a step, added up over the ranks; all of them call it."""
@@ -97,16 +99,18 @@ class OwnLoss:
         return total / weight if self._mean else total
 
     def check(self, tried: Trial) -> None:
-        """Tries whether the loss of some rows depends on others, by parts of them.
+        """Tries by parts of rows whether the loss of a row, or its gradient, depends on others.
 
         Raises:
-            OwnObjectError: it does, or the function raised.
+            OwnObjectError: it does, or has no gradient, or the function raised.
         """
+        halves = [at for at in (tried.rows // 2, tried.rows // 3) if at]
+        # Among many rows, weights of their own are hardly told from equal ones.
+        pairs = tried.pairs() if tried.rows > 2 else ()
         try:
-            with torch.no_grad():
-                every = [self._parted(tried, at) for at in (tried.rows // 2, tried.rows // 3)]
-                # Among many rows, weights of their own are hardly told from equal ones.
-                every += [self._parted(pair, 1) for pair in tried.pairs()]
+            with torch.enable_grad():
+                every = [self._parted(tried, at) for at in halves or [0]]
+                every += [self._parted(pair, 1) for pair in pairs]
         except OwnObjectError:
             raise
         except Exception as error:  # whatever its own code raises
@@ -114,37 +118,59 @@ class OwnLoss:
                 f"loss {self.name} fails for {tried}: {type(error).__name__}: {error}"
             ) from error
         whole = every[0].whole
-        if not math.isfinite(whole):
+        if not whole.depends:
             raise OwnObjectError(
-                f"loss {self.name} is {whole} for {tried}; outputs were between 0 and 1"
+                f"loss {self.name} has no gradient for {tried}: argmax, a comparison, detach() or "
+                ".item() is on its way from the outputs; take one that has, say cross-entropy of "
+                "the scores, and give this one as metrics="
             )
-        unlike = [one for one in every if not one.is_sum]
-        if not unlike:
-            return
-        name, first = "sum" if self._mean else "mean", unlike[0]
+        if not math.isfinite(whole.value):
+            raise OwnObjectError(
+                f"loss {self.name} is {whole.value} for {tried}; outputs were between 0 and 1"
+            )
+        # Values say more than gradients.
+        unlike = [one for one in every if not one.adds_up]
+        unlike += [one for one in every if not one.is_sum]
+        if unlike:
+            raise OwnObjectError(self._mixed(unlike[0], every))
+
+    def _mixed(self, first: "_Parted", every: Sequence["_Parted"]) -> str:
+        """Says that some parts do not make up a whole, and what may be meant."""
+        name = "sum" if self._mean else "mean"
         hint = (
             f"it is their {name}: say Loss(..., reduction={name!r})"
             if all(one.otherwise(mean=self._mean).is_sum for one in every)
             else "if it weighs rows by their targets, or leaves some out, let it give a value for "
             "each row, and Loss(..., weights=function of the targets)"
         )
-        values = (first.whole, sum(value for value, _ in first.parts))
+        values = first.whole.value, sum(part.value for part in first.parts)
         shown = [self.of_all(value, first.weight) for value in values]
-        raise OwnObjectError(
-            f"loss {self.name} of {first.rows} rows is {shown[0]:.6g}, and {shown[1]:.6g} by "
-            "halves: the loss of a row must not depend on others, which other ranks have; "
-            f"{hint}"
+        rows = f"of {first.whole.rows} rows"
+        found = (
+            f"loss {self.name} {rows} has another gradient than by halves"
+            if first.adds_up
+            else f"loss {self.name} {rows} is {shown[0]:.6g}, and {shown[1]:.6g} by halves"
+        )
+        return (
+            f"{found}: the loss of a row must not depend on others, which other ranks have; {hint}"
         )
 
     def _parted(self, tried: Trial, at: int) -> "_Parted":
         """The sum over rows, and over those up to this one and after it."""
-        whole, weight = self._number(tried), self.weight(tried.targets, tried.rows)
-        parts = [(self._number(part), part.rows) for part in tried.cut(at)]
+        whole, weight = self._of(tried), self.weight(tried.targets, tried.rows)
         close = CLOSE.get(tried.outputs[0].dtype, CLOSE[torch.float32])
-        return _Parted(tried.rows, whole, parts, weight, close)
+        return _Parted(whole, [self._of(part) for part in tried.cut(at)], weight, close)
 
-    def _number(self, tried: Trial) -> float:
-        return self.summed(tried.outputs, tried.targets, tried.rows).item()
+    def _of(self, tried: Trial) -> "_Sum":
+        leaves = tuple(output.detach().requires_grad_() for output in tried.outputs)
+        # As in a step, what the function gets is no leaf, into which it could not write.
+        found = self.summed(tuple(leaf.clone() for leaf in leaves), tried.targets, tried.rows)
+        each: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        if found.requires_grad:
+            each = torch.autograd.grad(found, leaves, allow_unused=True)
+        both = zip(each, leaves, strict=True)
+        gradients = tuple(torch.zeros_like(leaf) if one is None else one for one, leaf in both)
+        return _Sum(tried.rows, found.item(), gradients, any(one is not None for one in each))
 
     def _loaded(self, given: Own, device: torch.device, dtype: torch.dtype) -> Any:
         function = given.loaded
@@ -173,30 +199,71 @@ class OwnLoss:
 
 
 @dataclass(frozen=True)
+class _Sum:
+    """What a loss sums up over some rows.
+
+    Attributes:
+        rows: how many rows.
+        value: the sum over them.
+        gradients: the sum's for each output [rows, ...]; zeros for one that it does not depend on.
+        depends: whether it depends on an output.
+    """
+
+    rows: int
+    value: float
+    gradients: tuple[Tensor, ...]
+    depends: bool
+
+    def times(self, factor: float) -> "_Sum":
+        """The same, were the loss so many times what it is."""
+        gradients = tuple(factor * gradient for gradient in self.gradients)
+        return replace(self, value=factor * self.value, gradients=gradients)
+
+
+@dataclass(frozen=True)
 class _Parted:
     """What a loss sums up over some rows, and over parts of them.
 
     Attributes:
-        rows: how many rows.
-        whole: the sum over all of them.
-        parts: (the sum over its rows, how many) of each part.
+        whole: over all of them.
+        parts: over the rows of each part.
         weight: the weight of the rows.
         close: the relative difference that is rounding.
     """
 
-    rows: int
-    whole: float
-    parts: Sequence[tuple[float, int]]
+    whole: _Sum
+    parts: Sequence[_Sum]
     weight: float
     close: float
 
     @property
     def is_sum(self) -> bool:
+        """Whether the parts make up the whole, and so do their gradients."""
+        return self.adds_up and self._joins
+
+    @property
+    def adds_up(self) -> bool:
         """Whether the parts make up the whole."""
-        found = sum(value for value, _ in self.parts)
-        return abs(self.whole - found) <= self.close * max(abs(self.whole), 1e-6)
+        found = sum(part.value for part in self.parts)
+        return abs(self.whole.value - found) <= self.close * max(abs(self.whole.value), 1e-6)
+
+    @property
+    def _joins(self) -> bool:
+        """Whether each part has the gradient that the whole has for its rows."""
+        each = zip(*(part.gradients for part in self.parts), strict=True)
+        return all(
+            self._are_close(whole, torch.cat(parts))
+            for whole, parts in zip(self.whole.gradients, each, strict=True)
+        )
+
+    def _are_close(self, whole: Tensor, found: Tensor) -> bool:
+        """Whether they differ by rounding; NaN and infinity, as a root has at 0, are alike."""
+        largest = whole.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if whole.numel() else 0.0
+        return torch.allclose(whole, found, 0.0, self.close * max(largest, 1e-6), equal_nan=True)
 
     def otherwise(self, *, mean: bool) -> "_Parted":
         """The same, were the loss a sum of what is said to be a mean, or the other way round."""
-        parts = [(v * (self.rows / n if mean else n / self.rows), n) for v, n in self.parts]
+        rows = self.whole.rows
+        factors = [rows / part.rows if mean else part.rows / rows for part in self.parts]
+        parts = [part.times(by) for part, by in zip(self.parts, factors, strict=True)]
         return replace(self, parts=parts)

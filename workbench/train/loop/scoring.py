@@ -194,24 +194,33 @@ class Scoring:
         self._numels = [torch.Size(shape).numel() for shape in shapes]
 
     @classmethod
-    def of(cls, experiment: Experiment, loss: OwnLoss | None, tried: Trial | None) -> "Scoring":
+    def of(
+        cls,
+        experiment: Experiment,
+        loss: OwnLoss | None,
+        tried: Trial | None,
+        notes: list[str] | None = None,
+    ) -> "Scoring":
         """What an experiment reports that has a loss or metrics of its own.
 
         Args:
             experiment: the experiment.
             loss: its own loss, if it has one.
             tried: what own metrics are tried on; None: nothing is evaluated.
+            notes: takes what people should know of metrics whose result there is no number.
 
         Raises:
-            OwnObjectError: a metric cannot be loaded, or fails on what it is tried on.
+            OwnObjectError: a metric cannot be loaded, or fails on what it is tried on, or has sums
+                that are no numbers.
         """
+        notes = [] if notes is None else notes
         graph = experiment.plan.evaluation.graph
         own_loss = CrossEntropy(graph) if loss is None else OwnLossScore(loss)
         scores = dict[str, Score](loss=own_loss)
         shapes: list[tuple[int, ...]] = [() if loss is None else (2,)]
         for name, value in (experiment.metrics or {}).items():
             scores[name] = own_score(name, value)
-            shapes.append(() if tried is None else _tried(name, scores[name], tried))
+            shapes.append(() if tried is None else _tried(name, scores[name], tried, notes))
         return cls(scores, shapes)
 
     @property
@@ -254,13 +263,13 @@ def own_score(name: str, value: Metric) -> Score:
     return OwnMetric(name, value)
 
 
-def _tried(name: str, score: Score, tried: Trial) -> tuple[int, ...]:
+def _tried(name: str, score: Score, tried: Trial, notes: list[str]) -> tuple[int, ...]:
     """The shape of a metric's sums, which do not depend on how many rows there are."""
     try:
         with torch.no_grad():
             whole = score.sums(tried.outputs, tried.targets, tried.rows)
             parts = [score.sums(p.outputs, p.targets, p.rows) for p in tried.cut(tried.rows // 2)]
-            score.figure(whole.double().cpu(), tried.rows)
+            figure = score.figure(whole.double().cpu(), tried.rows)
     except OwnObjectError:
         raise
     except Exception as error:  # whatever its own code raises
@@ -279,6 +288,16 @@ def _tried(name: str, score: Score, tried: Trial) -> tuple[int, ...]:
             f"metric {name!r}: the sums over {tried.rows} rows are not those of their halves; they "
             "must add up, since ranks have rows of their own. A mean over rows is no sum"
         )
+    if math.isfinite(figure):
+        return tuple(whole.shape)
+    found = f"metric {name!r} is {figure} for {tried}"
+    if not whole.isfinite().all():
+        raise OwnObjectError(
+            f"{found}; outputs were between 0 and 1. One row that gives no number leaves none for "
+            "the whole split: give such rows 0, and count the others, Metric(sums, result=...)"
+        )
+    # Numbers they are: a class that these samples lack, others may have.
+    notes.append(f"{found}, which were tried before the first step")
     return tuple(whole.shape)
 
 

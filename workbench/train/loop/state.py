@@ -27,7 +27,7 @@ from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.requests import LearningRates
 from workbench.train.loop.scoring import Scoring, ScoringOfClasses
 from workbench.train.loop.step import Stepper
-from workbench.train.loop.trial import Trial, try_fp16
+from workbench.train.loop.trial import Trial, check_classes, try_fp16
 from workbench.train.strategies.optimizer import Updater
 from workbench.train.strategies.strategy import strategy_of, updater_of
 from workbench.train.strategies.updates import Updates
@@ -90,7 +90,8 @@ class RankState:
         groups: this rank's.
         asked: all groups that there are, this rank's or not.
         first_step: steps made before this session.
-        notes: the notes on steps that were unlike others, for people.
+        notes: the notes on metrics that gave no number when they were tried, and on steps that were
+            unlike others, for people.
     """
 
     experiment: Experiment
@@ -134,16 +135,17 @@ class RankState:
             ExperimentError: the data has so many samples that a layer gets too few rows of some
                 batch; on every rank. Or this rank's device does not compute a layer in fp16.
             DataError: the data is not there, or does not fit the model.
-            OwnObjectError: a loss or a metric of the user's own cannot be loaded, fails, or mixes
-                rows.
+            OwnObjectError: a loss or a metric of the user's own cannot be loaded, fails, mixes
+                rows, or gives no number.
         """
         plan = experiment.plan
         dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
         train_data, test_data = _splits(experiment)
         experiment.check_rows((len(train_data), 0 if test_data is None else len(test_data)))
         all_ranks = everyone(groups, plan)
+        notes: list[str] = []
         loss, scoring = _objective(
-            experiment, train_data, test_data, all_ranks, world.device, dtype
+            experiment, train_data, test_data, all_ranks, world.device, dtype, notes
         )
         saved = None if resume is None else load(resume, plan.graph)
         reader: Reader = WeightsFile(weights) if saved is None else saved.reader
@@ -163,7 +165,6 @@ class RankState:
         if rates is not None:
             updater.lr = rates.at(first_step)
         updater.begin(first_step)
-        notes: list[str] = []
         strategy = strategy_of(program, model, updater, first_step, left, notes)
         if saved is not None:
             restore_residuals(saved.reader, model, strategy.residuals)
@@ -219,16 +220,18 @@ def _objective(
     everyone: Group,
     device: torch.device,
     dtype: torch.dtype,
+    notes: list[str],
 ) -> tuple[StepLoss, Scoring | ScoringOfClasses]:
     """The loss of a step and what evaluations report; the user's own have been tried."""
     plan, loss = experiment.plan, None
     if experiment.loss is None and isinstance(experiment.data, TorchData):
-        trial = Trial.of(plan.graph, train, torch.device("cpu"), dtype)
-        trial.check_classes(per_token=plan.graph.scores_tokens)
+        check_classes(plan.graph, train)
+        if test is not None:
+            check_classes(plan.evaluation.graph, test)
     if experiment.loss is None and experiment.metrics is None:
         return step_loss, ScoringOfClasses(experiment.plan.evaluation.graph)
     if experiment.loss is not None:
         loss = OwnLoss(experiment.loss, everyone, device, dtype)
         loss.check(Trial.of(plan.graph, train, device, dtype))
     tried = None if test is None else Trial.of(plan.evaluation.graph, test, device, dtype)
-    return loss or step_loss, Scoring.of(experiment, loss, tried)
+    return loss or step_loss, Scoring.of(experiment, loss, tried, notes)

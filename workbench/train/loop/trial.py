@@ -1,11 +1,11 @@
 """What is tried before the first step: a user's own loss and metrics, and fp16."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -14,8 +14,11 @@ from workbench.plan.graph import Graph
 from workbench.train.data.feed import as_wide
 from workbench.train.data.opening import Dataset, order_seed
 from workbench.train.data.reading import DataError
+from workbench.train.loop.objective import check_labels
 
 ROWS = 64
+ELEMENTS = 2**22
+"""Of outputs that are drawn at most, unless two rows have more: tokens' scores have many."""
 _PAIRS = 8
 
 
@@ -35,7 +38,7 @@ class Trial:
 
     @classmethod
     def of(cls, graph: Graph, data: Dataset, device: torch.device, dtype: torch.dtype) -> "Trial":
-        """Reads some samples.
+        """Reads some samples; fewer of a model whose outputs are large, but two if it can.
 
         Args:
             graph: the model, whose outputs are meant.
@@ -43,14 +46,16 @@ class Trial:
             device: the device of outputs and targets.
             dtype: the type of outputs.
         """
-        rows = min(ROWS, len(data))
-        # Data sets are often sorted by class; but what is only iterated shall not be read whole.
-        spread = 1 if order_seed(data, 0) is None else len(data) / rows
-        _, targets = data.batch((torch.arange(rows) * spread).long())
+        shapes = [(graph[name].rows, *graph[name].output_shape) for name in graph.outputs]
+        fitting = ELEMENTS // max(1, sum(map(math.prod, shapes)))
+        rows = min(len(data), max(2, min(ROWS, fitting)))
+        targets = _targets(data, rows)
         generator = torch.Generator().manual_seed(0)
-        shapes = [(graph[name].rows * rows, *graph[name].output_shape) for name in graph.outputs]
-        drawn = [torch.rand(shape, generator=generator, dtype=dtype) for shape in shapes]
-        outputs = tuple((0.05 + 0.9 * output).to(device) for output in drawn)
+        drawn = [
+            torch.rand((each * rows, *shape), generator=generator, dtype=dtype)
+            for each, *shape in shapes
+        ]
+        outputs = tuple(output.mul_(0.9).add_(0.05).to(device) for output in drawn)
         targets = tree_map(lambda each: as_wide(each, dtype).to(device), targets)
         return cls(rows, outputs, targets)
 
@@ -68,27 +73,6 @@ class Trial:
             *_, behind = self.cut(begin)
             yield next(behind.cut(2))
 
-    def check_classes(self, *, per_token: bool = False) -> None:
-        """Tries cross-entropy, on the CPU: on a GPU a class that is not there ends the process.
-
-        Args:
-            per_token: whether scores are those of tokens, [rows, tokens, classes].
-
-        Raises:
-            DataError: the targets are none of cross-entropy's.
-        """
-        scores, labels = self.outputs[0], self.targets
-        classes = scores.shape[-1 if per_token else 1]
-        try:
-            if per_token:
-                scores, labels = scores.flatten(0, -2), labels.flatten()
-            F.cross_entropy(scores, labels)
-        except Exception as error:  # of many kinds
-            raise DataError(
-                f"cross-entropy fails for {self}: {error}; it takes the numbers of classes, 0 to "
-                f"{classes - 1}, and loss= a function for other targets"
-            ) from error
-
     def _span(self, output: Tensor, begin: int, end: int) -> Tensor:
         each = len(output) // self.rows
         return output[begin * each : end * each]
@@ -96,6 +80,32 @@ class Trial:
     def __str__(self) -> str:
         shapes = " and ".join(str(tuple(output.shape)) for output in self.outputs)
         return f"outputs of shape {shapes} and the targets of {self.rows} samples"
+
+
+def check_classes(graph: Graph, data: Dataset) -> None:
+    """Reads some samples, on the CPU: on a GPU a class that is not there ends the process.
+
+    Args:
+        graph: the model; all its outputs have these labels.
+        data: the data set that they are from.
+
+    Raises:
+        DataError: the inputs are none that the model reads, or the targets none of cross-entropy's.
+    """
+    rows = min(ROWS, len(data))
+    targets = _targets(data, rows)
+    for name in graph.outputs:
+        try:
+            check_labels(graph, name, targets)
+        except DataError as error:
+            raise DataError(f"of {rows} samples that were tried: {error}") from None
+
+
+def _targets(data: Dataset, rows: int) -> Any:
+    """Targets of so many samples from all over a data set."""
+    # Data sets are often sorted by class; but what is only iterated shall not be read whole.
+    spread = 1 if order_seed(data, 0) is None else len(data) / rows
+    return data.batch((torch.arange(rows) * spread).long())[1]
 
 
 def try_fp16(module: nn.Module, device: torch.device) -> None:

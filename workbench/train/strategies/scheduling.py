@@ -42,7 +42,7 @@ def build_scheduler(
         return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     build = getattr(torch.optim.lr_scheduler, schedule.name)
     try:
-        return build(optimizer, **schedule.arguments)
+        return build(optimizer, **schedule.over(steps).arguments)
     except (TypeError, ValueError) as error:
         raise ExperimentError(f"schedule: {schedule.name}: {error}") from error
 
