@@ -8,6 +8,7 @@ from torch import nn
 
 from workbench.client.leases import Lease
 from workbench.client.run.submitting import module_values
+from workbench.model.tracing.trace import show_large_is_same
 from workbench.plan.experiment.experiment import (
     SGD,
     AnyOptimizer,
@@ -92,9 +93,11 @@ def carry_out(
 
     Raises:
         ModelError: `module` is needed and missing, or is another model than was traced.
+        TraceError: what was traced computes something else than the module.
         RunError: a rank failed.
     """
     print(f"verifying {experiment.plan.graph.source.name}: unsplit model", end="", flush=True)
+    show_large_is_same(experiment.plan.graph)
     folder = assistant.link.folder
     number = uuid.uuid4().hex  # other notebooks verify, too
     start = folder / f"start-{number}.safetensors"

@@ -117,6 +117,23 @@ def trace(
     return replace(graph, source=replace(graph.source, module=model))
 
 
+def show_large_is_same(graph: Graph) -> None:
+    """Checks of a module that was too large for it when it was traced, that its graph is the same.
+
+    Args:
+        graph: the graph; of a module in this process, or there is nothing to compare.
+
+    Raises:
+        TraceError: it computes something else.
+    """
+    module = graph.source.module
+    if module is None or is_small(graph):
+        return
+    traced = skeleton(graph)
+    apart = traced if graph.evaluation is None else skeleton(graph, evaluating=True)
+    show_same(graph, module, traced, apart, partial(_with_role, graph.roles))
+
+
 def _with_skeletons(
     graph: Graph, traced: torch.fx.GraphModule, apart: torch.fx.GraphModule
 ) -> Graph:

@@ -144,7 +144,7 @@ def _difference(own: _Found, found: _Found) -> str:
         if (off := _most(first - second)) > SAME * _most(first):
             return f"an output is off by {off:.2g} of {_most(first):.2g}"
     largest = max(map(_most, own.gradients.values()), default=0.0)
-    for name in own.gradients.keys() | found.gradients.keys():
+    for name in dict.fromkeys([*own.gradients, *found.gradients]):
         pair = [one.gradients.get(name) for one in (own, found)]
         there = [one for one in pair if one is not None]
         off = _most(there[0] - there[1]) if len(there) == 2 else _most(there[0])
