@@ -173,21 +173,10 @@ class _Facade(ModuleType):
         """Pickled by its name, as all modules: what people write in a cell refers to it."""
         return import_module, (self.__name__,)
 
-    @property
-    def predict(self) -> Any:
-        return __getattr__("predict")
-
-    @predict.setter
-    def predict(self, folder: ModuleType) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Python puts every folder that it has imported here; `sys.modules` has it, too."""
-
-    @property
-    def program(self) -> Any:
-        return __getattr__("program")
-
-    @program.setter
-    def program(self, folder: ModuleType) -> None:
-        """As for `predict`."""
+        if name not in _HOME or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Facade

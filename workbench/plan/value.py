@@ -76,6 +76,13 @@ class Value(PydanticModel, metaclass=_OwnNames):
             cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{told}"
 
     def __init__(self, /, *unnamed: Any, **fields: Any) -> None:
+        """Takes the fields by name, and checks them; the class's own text describes each.
+
+        Raises:
+            TypeError: a field is given without its name.
+            ValueError: a field is unknown, missing or wrong, or two exclude each other; the text
+                names it. Of a machine it is a `MachineError`, else an `ExperimentError`.
+        """
         cls = type(self)
         if unnamed:
             names = ", ".join(f"{name}=" for name in _signature(cls).parameters)

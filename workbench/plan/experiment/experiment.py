@@ -24,6 +24,7 @@ from workbench.plan.experiment.optimizers import Adamax as Adamax
 from workbench.plan.experiment.optimizers import AdamW as AdamW
 from workbench.plan.experiment.optimizers import AnyOptimizer as AnyOptimizer
 from workbench.plan.experiment.optimizers import NAdam as NAdam
+from workbench.plan.experiment.optimizers import NamedOptimizer as NamedOptimizer
 from workbench.plan.experiment.optimizers import Optimizer as Optimizer
 from workbench.plan.experiment.optimizers import ParameterGroup as ParameterGroup
 from workbench.plan.experiment.optimizers import RAdam as RAdam
@@ -91,7 +92,7 @@ class Experiment(Value):
     perplexity, unless the loss is one's own."""
     batch_size: int = Field(default=128, ge=1)
     """Samples of one step over all ranks (the global batch)."""
-    optimizer: Optimizer
+    optimizer: NamedOptimizer
     """The optimizer, as `wb.SGD(0.1)`; or the name of one with all defaults, as "adamw"."""
     steps: int = Field(ge=1)
     """The number of optimizer updates."""

@@ -115,8 +115,12 @@ class ParameterGroup(Value):
         return f"ParameterGroup({', '.join(said)})"
 
 
-class _Optimizer(Value):
-    """An optimizer of torch, whose first argument is the learning rate."""
+class Optimizer(Value):
+    """An optimizer of torch, whose first argument is the learning rate.
+
+    Raises:
+        TypeError: more than the learning rate is given without its name.
+    """
 
     fused: ClassVar[bool] = False
     """Whether torch has one kernel for a whole update, on a CPU as on a GPU."""
@@ -257,7 +261,7 @@ def at_rate(value: float, base: float, lr: float) -> float:
     return lr if value == base else value * (lr / base)
 
 
-class SGD(_Optimizer):
+class SGD(Optimizer):
     """Stochastic gradient descent, as `torch.optim.SGD`."""
 
     fused: ClassVar[bool] = True
@@ -282,7 +286,7 @@ class SGD(_Optimizer):
         return Remembered(_zeros("momentum_buffer") if self.momentum > 0 else {}, {})
 
 
-class Adam(_Optimizer):
+class Adam(Optimizer):
     """Adam, as `torch.optim.Adam`."""
 
     fused: ClassVar[bool] = True
@@ -298,7 +302,7 @@ class Adam(_Optimizer):
         return _of_adam(self.amsgrad)
 
 
-class AdamW(_Optimizer):
+class AdamW(Optimizer):
     """Adam with decoupled weight decay, as `torch.optim.AdamW`."""
 
     fused: ClassVar[bool] = True
@@ -317,7 +321,7 @@ def _of_adam(amsgrad: Greatest) -> Remembered:
     return Remembered(_zeros("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if amsgrad else ())))
 
 
-class Adagrad(_Optimizer):
+class Adagrad(Optimizer):
     """Adagrad, as `torch.optim.Adagrad`."""
 
     _streamed: ClassVar[int] = 11
@@ -336,7 +340,7 @@ class Adagrad(_Optimizer):
         return Remembered({"sum": self.initial_accumulator_value})
 
 
-class Adadelta(_Optimizer):
+class Adadelta(Optimizer):
     """Adadelta, as `torch.optim.Adadelta`."""
 
     _streamed: ClassVar[int] = 27
@@ -353,7 +357,7 @@ class Adadelta(_Optimizer):
         return Remembered(_zeros("square_avg", "acc_delta"))
 
 
-class Adamax(_Optimizer):
+class Adamax(Optimizer):
     """Adam with the infinity norm, as `torch.optim.Adamax`."""
 
     _streamed: ClassVar[int] = 16
@@ -369,7 +373,7 @@ class Adamax(_Optimizer):
         return Remembered(_zeros("exp_avg", "exp_inf"))
 
 
-class NAdam(_Optimizer):
+class NAdam(Optimizer):
     """Adam with Nesterov momentum, as `torch.optim.NAdam`."""
 
     _streamed: ClassVar[int] = 22
@@ -388,7 +392,7 @@ class NAdam(_Optimizer):
         return Remembered(_zeros("exp_avg", "exp_avg_sq"), {"step": 0.0, "mu_product": 1.0})
 
 
-class RAdam(_Optimizer):
+class RAdam(Optimizer):
     """Rectified Adam, as `torch.optim.RAdam`."""
 
     _streamed: ClassVar[int] = 25
@@ -404,7 +408,7 @@ class RAdam(_Optimizer):
         return Remembered(_zeros("exp_avg", "exp_avg_sq"))
 
 
-class RMSprop(_Optimizer):
+class RMSprop(Optimizer):
     """RMSprop, as `torch.optim.RMSprop`."""
 
     _streamed: ClassVar[int] = 13
@@ -426,7 +430,7 @@ class RMSprop(_Optimizer):
         return Remembered(_zeros("square_avg", *momentum, *average))
 
 
-class Rprop(_Optimizer):
+class Rprop(Optimizer):
     """Resilient backpropagation, as `torch.optim.Rprop`; `lr` is the first step's size."""
 
     _streamed: ClassVar[int] = 34
@@ -444,7 +448,7 @@ class Rprop(_Optimizer):
         return Remembered({"prev": 0.0, "step_size": self.lr})
 
 
-class ASGD(_Optimizer):
+class ASGD(Optimizer):
     """Averaged stochastic gradient descent, as `torch.optim.ASGD`."""
 
     _streamed: ClassVar[int] = 7
@@ -491,7 +495,8 @@ REFUSED = {
     "sparseadam": "it takes sparse gradients, and all gradients here are dense",
 }
 
-Optimizer = Annotated[
+NamedOptimizer = Annotated[
     Annotated[AnyOptimizer, Field(discriminator="kind")],
     by_name("optimizer", OPTIMIZERS, refused=REFUSED),
 ]
+"""A field that takes an optimizer, or the name of one."""
