@@ -26,10 +26,10 @@ from workbench.plan.experiment.optimizers import AnyOptimizer as AnyOptimizer
 from workbench.plan.experiment.optimizers import NAdam as NAdam
 from workbench.plan.experiment.optimizers import NamedOptimizer as NamedOptimizer
 from workbench.plan.experiment.optimizers import Optimizer as Optimizer
-from workbench.plan.experiment.optimizers import ParameterGroup as ParameterGroup
 from workbench.plan.experiment.optimizers import RAdam as RAdam
 from workbench.plan.experiment.optimizers import RMSprop as RMSprop
 from workbench.plan.experiment.optimizers import Rprop as Rprop
+from workbench.plan.experiment.parameter_group import ParameterGroup as ParameterGroup
 from workbench.plan.experiment.precision import HALVES, Precision, Scale, check_scaled
 from workbench.plan.experiment.precision import LossScale as LossScale
 from workbench.plan.experiment.schedule import LRScheduler as LRScheduler

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
+from workbench.plan.errors import alike, perhaps
 from workbench.plan.extension.own import Own, OwnObjectError, taken
 
 
@@ -74,13 +75,15 @@ def name_of(given: str | Own) -> str:
     return name.rpartition(":")[2].rpartition(".")[2]
 
 
-def named(given: object, kind: str, names: Sequence[str]) -> object:
+def named(given: object, kind: str, names: Sequence[str], what: str = "") -> object:
     """The name of a built-in one, or the `Own` of an extension.
 
     Args:
-        given: a name, "module:attribute", an extension or its class, or an entry of a text.
+        given: a name, in any case, "module:attribute", an extension or its class, or an entry of a
+            text.
         kind: the kind of extension.
         names: the names of those that are built in.
+        what: one of them, for the error; "": it says the kind.
 
     Raises:
         ValueError: there is none of this name, or the object is no extension of this kind.
@@ -91,10 +94,13 @@ def named(given: object, kind: str, names: Sequence[str]) -> object:
         if given in names:
             return given
         others = installed(kind)
-        if given not in others:
-            valid = ", ".join(map(repr, (*names, *others)))
-            raise ValueError(f"none of the {kind} is called {given!r}; there are {valid}")
-        return others[given]
+        there = (*names, *others)
+        known = given if given in others else alike(given, there)
+        if known is None:
+            said = f"no {what} {given!r}" if what else f"none of the {kind} is called {given!r}"
+            valid = ", ".join(map(repr, there))
+            raise ValueError(f"{said}; there are {valid}{perhaps(given, there)}")
+        return known if known in names else others[known]
     if isinstance(given, type) and issubclass(given, Extension):
         given = given()
     own = taken(given)
