@@ -57,14 +57,24 @@ def extension_of(own: Own, kind: str) -> Any:
     """The extension itself; of a class, an object of it.
 
     Raises:
-        OwnObjectError: it cannot be loaded, or is no extension of this kind.
+        OwnObjectError: it cannot be loaded or made, or is no extension of this kind.
     """
     found = own.loaded
     if isinstance(found, type):
-        found = found()
+        found = _object_of(found, str(own))
     if not isinstance(found, Extension) or found.kind != kind:
         raise OwnObjectError(f"{own} is none of the {kind}: it does not extend their base class")
     return found
+
+
+def _object_of(found: type, name: str) -> Any:
+    try:
+        return found()
+    except Exception as error:  # whatever its own code raises
+        raise OwnObjectError(
+            f"{name} is a class of which no object can be made without arguments: "
+            f"{type(error).__name__}: {error}; give an object of it"
+        ) from error
 
 
 def name_of(given: str | Own) -> str:
@@ -86,7 +96,8 @@ def named(given: object, kind: str, names: Sequence[str], what: str = "") -> obj
         what: one of them, for the error; "": it says the kind.
 
     Raises:
-        ValueError: there is none of this name, or the object is no extension of this kind.
+        ValueError: there is none of this name, or the object is no extension of this kind, or
+            cannot be made.
     """
     if given is None or isinstance(given, Own):
         return given
@@ -102,7 +113,7 @@ def named(given: object, kind: str, names: Sequence[str], what: str = "") -> obj
             raise ValueError(f"{said}; there are {valid}{perhaps(given, there)}")
         return known if known in names else others[known]
     if isinstance(given, type) and issubclass(given, Extension):
-        given = given()
+        given = _object_of(given, given.__name__)
     own = taken(given)
     if isinstance(own, Own) and own.held is not None:
         extension_of(own, kind)
