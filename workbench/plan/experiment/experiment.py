@@ -50,7 +50,7 @@ from workbench.plan.experiment.task import Metric as Metric
 from workbench.plan.experiment.task import Synthetic as Synthetic
 from workbench.plan.experiment.task import TorchData as TorchData
 from workbench.plan.experiment.task import as_loss, as_metrics
-from workbench.plan.html import table
+from workbench.plan.html import save_value, table
 from workbench.plan.plan import Plan
 from workbench.plan.reading import about, text_of, toml_of
 from workbench.plan.value import Value, dump
@@ -465,8 +465,8 @@ class Experiment(Value):
         return cls(**{**content["experiment"], "plan": Plan.from_toml(text)})
 
     def save(self, path: str | Path) -> None:
-        """Writes `to_toml()` to a file."""
-        Path(path).write_text(self.to_toml())
+        """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
+        save_value(self, path, self.to_toml)
 
     @classmethod
     def load(cls, path: str | Path) -> "Experiment":
