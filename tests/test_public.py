@@ -1,5 +1,6 @@
 """What users reach by name is there: in `wb`, in `wb.extend`, and on the pages of reference."""
 
+import builtins
 import inspect
 import re
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
+import traitlets
 from IPython.core.interactiveshell import InteractiveShell
 
 import workbench as wb
@@ -68,6 +70,32 @@ def test_no_signature_shows_how_arguments_are_checked():
             continue
         found += [name] if "Annotated" in signature else []
     assert not found, f"in the signatures of {', '.join(found)}"
+
+
+def test_an_error_that_is_documented_can_be_caught_by_its_name():
+    missing = set()
+    for name, thing in callables():
+        raises = (inspect.getdoc(thing) or "").partition("Raises:\n")[2].partition("\n\n")[0]
+        for entry in re.findall(r"^    (\w[\w, ]*): ", raises, re.MULTILINE):
+            missing |= {
+                f"{error} of {name}"
+                for error in entry.split(", ")
+                if not any(hasattr(where, error) for where in (wb, builtins, traitlets))
+            }
+    assert not missing, f"not in wb: {', '.join(sorted(missing))}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Comparison", "Device", "Environment", "Jobs", "Layer", "Link", "Memory", "Ranks"),
+        *("Replan", "RunComparison", "Timeline", "Traffic"),
+    ],
+)
+def test_what_people_are_given_has_a_name(name):
+    """For annotations and `isinstance`."""
+    assert name in wb.__all__
+    assert getattr(wb, name).__name__ == name
 
 
 @pytest.mark.parametrize("name", wb.extend.__all__)
