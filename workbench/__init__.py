@@ -13,11 +13,16 @@ if TYPE_CHECKING:
     from workbench import extend as extend
     from workbench.client import CheckedExtension as CheckedExtension
     from workbench.client import Cluster as Cluster
+    from workbench.client import Environment as Environment
+    from workbench.client import Jobs as Jobs
     from workbench.client import JSONLines as JSONLines
     from workbench.client import MLflow as MLflow
     from workbench.client import OpenTelemetry as OpenTelemetry
+    from workbench.client import Ranks as Ranks
     from workbench.client import Rebalancer as Rebalancer
+    from workbench.client import Replan as Replan
     from workbench.client import Run as Run
+    from workbench.client import RunComparison as RunComparison
     from workbench.client import TensorBoard as TensorBoard
     from workbench.client import Trackio as Trackio
     from workbench.client import WandB as WandB
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from workbench.client import compare_runs as compare_runs
     from workbench.client import export_checkpoint as export_checkpoint
     from workbench.client import runs as runs
+    from workbench.comm import CommError as CommError
     from workbench.hosts import Hosts as Hosts
     from workbench.model import CheckpointError as CheckpointError
     from workbench.model import ModelError as ModelError
@@ -43,13 +49,16 @@ if TYPE_CHECKING:
     from workbench.plan import AdamW as AdamW
     from workbench.plan import Codec as Codec
     from workbench.plan import Curvature as Curvature
+    from workbench.plan import Device as Device
     from workbench.plan import Digits as Digits
     from workbench.plan import Experiment as Experiment
     from workbench.plan import ExperimentError as ExperimentError
     from workbench.plan import Graph as Graph
     from workbench.plan import ImageFolder as ImageFolder
     from workbench.plan import Input as Input
+    from workbench.plan import Layer as Layer
     from workbench.plan import LayerPlan as LayerPlan
+    from workbench.plan import Link as Link
     from workbench.plan import LocalSGD as LocalSGD
     from workbench.plan import Loss as Loss
     from workbench.plan import LossScale as LossScale
@@ -76,13 +85,18 @@ if TYPE_CHECKING:
     from workbench.plan import TorchData as TorchData
     from workbench.plan import WarmupCosine as WarmupCosine
     from workbench.plan import apportion as apportion
+    from workbench.plan.extension.own import OwnObjectError as OwnObjectError
     from workbench.predict import Balanced as Balanced
     from workbench.predict import Compute as Compute
+    from workbench.predict import Memory as Memory
     from workbench.predict import Network as Network
     from workbench.predict import Prediction as Prediction
     from workbench.predict import TimingModel as TimingModel
+    from workbench.predict import Traffic as Traffic
     from workbench.predict import balanced as balanced
     from workbench.predict import predict as predict
+    from workbench.predict.compare import Comparison as Comparison
+    from workbench.predict.measured import Timeline as Timeline
     from workbench.predict.search import MemoryLimitError as MemoryLimitError
     from workbench.predict.search import SearchResult as SearchResult
     from workbench.predict.search import search as search
@@ -96,6 +110,8 @@ if TYPE_CHECKING:
     from workbench.store import Profile as Profile
     from workbench.store import RankError as RankError
     from workbench.store import RunError as RunError
+    from workbench.store import StoreError as StoreError
+    from workbench.train.data.reading import DataError as DataError
     from workbench.train.verify.verification import Verification as Verification
     from workbench.widgets import AccuracyChart as AccuracyChart
     from workbench.widgets import ClusterView as ClusterView
@@ -113,27 +129,36 @@ _HOME = {
     name: home
     for home, names in {
         "client": (
-            "CheckedExtension Cluster JSONLines MLflow OpenTelemetry Rebalancer Run TensorBoard "
-            "Trackio WandB check_extension compare_runs export_checkpoint runs"
+            "CheckedExtension Cluster Environment JSONLines Jobs MLflow OpenTelemetry Ranks "
+            "Rebalancer Replan Run RunComparison TensorBoard Trackio WandB check_extension "
+            "compare_runs export_checkpoint runs"
         ),
+        "comm": "CommError",
         "hosts": "Hosts",
         "model.export": "to_dtensor to_fsdp",
         "model": "CheckpointError ModelError TraceError trace",
         "model.weights.exchange": "read_weights",
         "plan": (
-            "ASGD CIFAR10 SGD Adadelta Adagrad Adam AdamW Adamax Codec Curvature Digits Experiment "
-            "apportion ExperimentError Graph ImageFolder Input LayerPlan LocalSGD Loss "
+            "ASGD CIFAR10 SGD Adadelta Adagrad Adam AdamW Adamax Codec Curvature Device Digits "
+            "Experiment apportion ExperimentError Graph ImageFolder Input Layer LayerPlan Link "
+            "LocalSGD Loss "
             "LossScale LRScheduler Machine MachineError Metric NAdam OwnStrategy ParameterGroup "
             "ParameterServer Partial Pipelined Plan PlanError RAdam Replicate RMSprop Rprop Shard "
             "Synchronous Synthetic Text TorchData WarmupCosine"
         ),
-        "predict": "Balanced Compute Network Prediction TimingModel balanced predict",
+        "plan.extension.own": "OwnObjectError",
+        "predict": (
+            "Balanced Compute Memory Network Prediction TimingModel Traffic balanced predict"
+        ),
+        "predict.compare": "Comparison",
+        "predict.measured": "Timeline",
         "predict.search": "MemoryLimitError SearchResult search",
         "store": (
             "ClusterError ControlMessageTooLarge Diverged EngineDied HostsError Profile RankError "
-            "RunError"
+            "RunError StoreError"
         ),
         "program": "Program program",
+        "train.data.reading": "DataError",
         "train.verify.verification": "Verification",
         "widgets": (
             "AccuracyChart ClusterView Dashboard JobTable MemoryMap PlanEditor ScalingExplorer "
@@ -173,21 +198,10 @@ class _Facade(ModuleType):
         """Pickled by its name, as all modules: what people write in a cell refers to it."""
         return import_module, (self.__name__,)
 
-    @property
-    def predict(self) -> Any:
-        return __getattr__("predict")
-
-    @predict.setter
-    def predict(self, folder: ModuleType) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Python puts every folder that it has imported here; `sys.modules` has it, too."""
-
-    @property
-    def program(self) -> Any:
-        return __getattr__("program")
-
-    @program.setter
-    def program(self, folder: ModuleType) -> None:
-        """As for `predict`."""
+        if name not in _HOME or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Facade

@@ -109,7 +109,7 @@ def test_a_dead_engine_is_told_and_others_can_be_opened(cluster, ranks, plan):
     assert cluster.occupied == {}
 
 
-def test_ranks_that_say_the_same_are_shown_once():
+def test_ranks_that_say_the_same_are_shown_once(tmp_path):
     same = [RankOutput(rank, "done", "", "3") for rank in (0, 2)]
     raised = RankOutput(1, "raised", "<b>", None, "ValueError: <i>", "Traceback <i>")
     output = CellOutput(4, (same[0], raised, same[1]))
@@ -121,5 +121,10 @@ def test_ranks_that_say_the_same_are_shown_once():
     assert html.count("<details open>") == 2
     assert "<b>" not in html.replace("&lt;b&gt;", "")
     assert "<i>" not in html
+    frame = output.to_frame()
+    assert frame[["rank", "state"]].to_numpy().tolist() == [[0, "done"], [1, "raised"], [2, "done"]]
+    assert frame["value"].fillna("none").tolist() == ["3", "none", "3"]
+    output.save(tmp_path / "x.html")
+    assert "<h1>✓ ranks 0, 2</h1>" in (tmp_path / "x.html").read_text("utf-8")
     with pytest.raises(KeyError, match="rank 3 did not run this cell; ranks 0, 1, 2 did"):
         output[3]

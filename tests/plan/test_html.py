@@ -13,10 +13,12 @@ from workbench.plan.html import MOST_LINES, frame_of, save, table_svg
 
 MACHINE = wb.Machine.preset("h100-nvlink")
 PLAN = wb.Plan.hybrid(graphs.vgg(), 2)
+EXPERIMENT = wb.Experiment(plan=PLAN, data="digits", optimizer="sgd", steps=3)
 PREDICTION = wb.predict(PLAN, MACHINE)
 SHOWN = {
     "graph": PLAN.graph,
     "plan": PLAN,
+    "experiment": EXPERIMENT,
     "machine": MACHINE,
     "program": wb.program(PLAN),
     "program of a rank": wb.program(PLAN).of(1),
@@ -55,6 +57,13 @@ def test_values_are_still_saved_as_text(tmp_path):
     assert wb.Plan.load(tmp_path / "plan.toml") == PLAN
     MACHINE.save(tmp_path / "machine")
     assert wb.Machine.load(tmp_path / "machine") == MACHINE
+    EXPERIMENT.save(tmp_path / "experiment.toml")
+    assert wb.Experiment.load(tmp_path / "experiment.toml") == EXPERIMENT
+
+
+def test_an_ending_means_the_same_in_any_case(tmp_path):
+    EXPERIMENT.save(tmp_path / "x.SVG")
+    assert (tmp_path / "x.SVG").read_text("utf-8").startswith("<svg")
 
 
 def test_figures_are_plain_numbers():

@@ -44,6 +44,7 @@ def test_a_change_returns_another_plan():
 
 def test_back_to_replicate():
     assert "fc0" not in PLAN.with_layer("fc0", scheme="replicate").layers
+    assert PLAN.with_layer("fc0", scheme="Replicate") == PLAN.with_layer("fc0", scheme="replicate")
 
 
 @pytest.mark.parametrize(

@@ -11,24 +11,34 @@ if TYPE_CHECKING:
     from workbench.client.checks.extension import CheckedExtension as CheckedExtension
     from workbench.client.checks.extension import check_extension as check_extension
     from workbench.client.cluster import Cluster as Cluster
+    from workbench.client.jobs import Jobs as Jobs
     from workbench.client.loggers.files import JSONLines as JSONLines
     from workbench.client.loggers.files import TensorBoard as TensorBoard
     from workbench.client.loggers.services import MLflow as MLflow
     from workbench.client.loggers.services import Trackio as Trackio
     from workbench.client.loggers.services import WandB as WandB
     from workbench.client.loggers.telemetry import OpenTelemetry as OpenTelemetry
+    from workbench.client.ranks import Ranks as Ranks
+    from workbench.client.records.comparison import RunComparison as RunComparison
     from workbench.client.records.comparison import compare_runs as compare_runs
+    from workbench.client.records.environment import Environment as Environment
     from workbench.client.records.export import export_checkpoint as export_checkpoint
     from workbench.client.records.runs import runs as runs
+    from workbench.client.run.requests import Replan as Replan
     from workbench.client.run.run import Run as Run
 
 _HOME = {
     "CheckedExtension": "checks.extension",
     "Cluster": "cluster",
+    "Environment": "records.environment",
     "JSONLines": "loggers.files",
+    "Jobs": "jobs",
     "MLflow": "loggers.services",
+    "Ranks": "ranks",
     "Rebalancer": "calibration.rebalancer",
+    "Replan": "run.requests",
     "Run": "run.run",
+    "RunComparison": "records.comparison",
     "TensorBoard": "loggers.files",
     "OpenTelemetry": "loggers.telemetry",
     "Trackio": "loggers.services",

@@ -108,7 +108,7 @@ class Jobs:
             resume=resume,
         )
         directory = Path(wanted.directory)
-        Environment.of(self._engines, experiment, module).save(directory)
+        Environment.of(self._engines, experiment, module).write(directory)
         run = self._run(experiment, directory, self._engines.link.submit(wanted))
         if told:
             run.log_to(*told)
@@ -321,6 +321,6 @@ def _again(cluster: weakref.ref[Engines], task: str, run: Run) -> Job:
             return Job(link, record.id, after=record.attempt, keep=engines)
     # It is another cluster's, or this one has forgotten it.
     wanted = request(engines, run.experiment, task=task, resume=run, directory=run.directory)
-    Environment.of(engines, run.experiment).save(run.directory)
+    Environment.of(engines, run.experiment).write(run.directory)
     earlier = run_folder.last_attempt(run.directory)
     return Job(link, link.submit(wanted), after=earlier, keep=engines)

@@ -8,9 +8,10 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
-from typing import Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from torch import nn
 
@@ -19,9 +20,13 @@ from workbench.client.leases import Lease, lent
 from workbench.client.run.job import Job
 from workbench.client.run.submitting import module_values
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
+from workbench.plan.html import frame_of, save
 from workbench.plan.plan import Plan
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
 from workbench.train.cells import Cell, CellFiles, Ending
+
+if TYPE_CHECKING:
+    import pandas
 
 _MARKS = {"running": "…", "done": "✓", "raised": "✗", "interrupted": "■"}
 
@@ -104,6 +109,19 @@ class CellOutput:
             if each.rank == rank:
                 return each
         raise KeyError(f"rank {rank} did not run this cell; {_named(self.ranks)} did")
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each rank: its state, seconds, what it printed, gave and raised."""
+        columns = ("rank", "state", "seconds", "printed", "value", "error")
+        return frame_of(map(asdict, self.ranks), columns)
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
 
     def __repr__(self) -> str:
         return "\n".join(f"[{_title(those)}]\n{those[0].text}" for those in self._alike())

@@ -67,9 +67,32 @@ def _short(value: object) -> str:
 def unknown(what: str, given: str, valid: Iterable[str], *, of: str = "") -> str:
     """An error's text for a name that does not exist, with the nearest that do."""
     names = sorted(valid)
-    near = get_close_matches(given, names, n=3, cutoff=0.5)
+    near = _nearest(given, names, most=3, cutoff=0.5)
     place = f" of {of}" if of else ""
     if near:
         return f"no {what} {given!r}{place}; did you mean {', '.join(map(repr, near))}?"
     shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
     return f"no {what} {given!r}{place}; there are {shown}"
+
+
+def perhaps(given: str, names: Iterable[str]) -> str:
+    """What an error's text ends with after all names: the nearest of them, if one is near."""
+    near = _nearest(given, names, most=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def alike(given: str, names: Iterable[str]) -> str | None:
+    """The one of some names that is written so in another case, or with other dashes.
+
+    "AdamW" is "adamw", and "topk" is "top_k"; None: it is none of them.
+    """
+    return {_bare(name): name for name in names}.get(_bare(given))
+
+
+def _nearest(given: str, names: Iterable[str], *, most: int, cutoff: float) -> list[str]:
+    by_bare = {_bare(name): name for name in names}
+    return [by_bare[n] for n in get_close_matches(_bare(given), by_bare, n=most, cutoff=cutoff)]
+
+
+def _bare(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")

@@ -22,8 +22,7 @@ from workbench.plan.errors import unknown
 from workbench.plan.html import frame_of, save, table
 from workbench.plan.inputs import Input, plain_input, shown
 from workbench.plan.order import trainable_names
-from workbench.plan.placement.propagation import Propagation
-from workbench.plan.saved import Saved
+from workbench.plan.placement.propagation import Propagation, Saved
 
 if TYPE_CHECKING:
     import pandas
@@ -99,8 +98,7 @@ class Layer:
         flops: the floating-point operations of the forward pass for one sample (a multiply-add is
             2); None: not known.
         activation_bytes: the bytes of its output for one sample.
-        unreal_bytes: the bytes of an element of its output where that is no real number, such as a
-            truth or a token id; else 0.
+        unreal_bytes: the bytes of an element of its output if that is no real number; else 0.
         groups: the groups of a convolution, else 1.
         heads: the heads of an attention layer, else 0.
         num_embeddings: the rows of an embedding's table, else 0.
@@ -110,8 +108,7 @@ class Layer:
         output_blocks: the equal blocks of these features that are cut alike, as of query and key.
         input_units: the equal pieces in which a linear layer's input may come; 0: any.
         propagations: the ways in which an operation of no other kind may be cut.
-        saved: what autograd saves of an elementwise operation, or one of no other kind; None: not
-            known.
+        saved: what autograd saves of it, if its kind does not say so; None: not known.
         target: the function or module that is called: "torch.nn.Conv2d", "operator.add" ...
         node: the name of the traced node.
         shared: the layer that owns the weights, if the module is called more than once; else "".

@@ -19,6 +19,8 @@ MOST_SHOWN = 40
 MOST_LINES = 200
 """Lines of a table that is drawn; the rest is counted."""
 
+_SHOWN = (".svg", ".html", ".csv", ".png", ".pdf", ".jpg", ".jpeg")
+
 _LETTER, _LINE, _GAP = 7.2, 18, 22  # pixels of a monospaced letter at 12, and between columns
 
 _STYLE = (
@@ -51,7 +53,7 @@ def save(shown: Displayable, path: str | Path, picture: Callable[[], str] | None
         ValueError: the name has another ending.
     """
     path = Path(path)
-    match path.suffix:
+    match path.suffix.lower():
         case ".svg":
             content = table_svg(shown.to_frame()) if picture is None else picture()
         case ".html":
@@ -66,9 +68,27 @@ def save(shown: Displayable, path: str | Path, picture: Callable[[], str] | None
     path.write_text(content, "utf-8")
 
 
-def is_picture(path: str | Path) -> bool:
-    """Whether a file's ending means a picture, a page or a table, and not the value itself."""
-    return Path(path).suffix in (".svg", ".html", ".csv", ".png", ".pdf", ".jpg", ".jpeg")
+def save_value(
+    value: Displayable,
+    path: str | Path,
+    text: Callable[[], str],
+    picture: Callable[[], str] | None = None,
+) -> None:
+    """Writes a value's text into a file; into one for pictures, pages or tables what is shown.
+
+    Args:
+        value: the value.
+        path: the file; its ending says what is written.
+        text: what gives the text, from which the value can be read again.
+        picture: as for `save`.
+
+    Raises:
+        ValueError: the name has the ending of a picture of another kind.
+    """
+    if Path(path).suffix.lower() in _SHOWN:
+        save(value, path, picture)
+    else:
+        Path(path).write_text(text(), "utf-8")
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> "pandas.DataFrame":
@@ -139,7 +159,7 @@ def _cell(value: object) -> str:
 
 def _title(shown: object) -> str:
     """The first words of what it prints."""
-    first = repr(shown).partition("\n")[0].strip("<>")
+    first = repr(shown).partition("\n")[0].strip("<>[")
     return first.partition(": ")[0]
 
 

@@ -12,7 +12,7 @@ from workbench.plan import serial, show
 from workbench.plan.errors import PlanError, unknown
 from workbench.plan.extension.own import Own
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.html import is_picture, save
+from workbench.plan.html import save_value
 from workbench.plan.placement.choice import LayerPlan, as_scheme, checked, require
 from workbench.plan.placement.division import checked_shares, shared_out
 from workbench.plan.placement.flow import Flow, flow_of
@@ -391,10 +391,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
-        if is_picture(path):
-            save(self, path, self.svg)
-        else:
-            Path(path).write_text(self.to_toml())
+        save_value(self, path, self.to_toml, self.svg)
 
     def to_frame(self) -> "pandas.DataFrame":
         """One line for each layer that holds parameters or is recomputed: how it is split."""

@@ -12,8 +12,7 @@ from workbench.plan.extension.own import Own
 from workbench.plan.graph import KINDS, Graph, Layer, Source, Weight
 from workbench.plan.inputs import Input, plain_input
 from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.propagation import Propagation
-from workbench.plan.saved import Saved
+from workbench.plan.placement.propagation import Propagation, Saved
 from workbench.plan.value import dump
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from pydantic import BaseModel as PydanticModel
 from pydantic import BeforeValidator, ConfigDict
 from pydantic.fields import FieldInfo
 
-from workbench.plan.errors import ExperimentError, MachineError, readable
+from workbench.plan.errors import ExperimentError, MachineError, alike, perhaps, readable
 from workbench.plan.html import frame_of
 
 _INHERITED = frozenset(dir(PydanticModel))
@@ -76,6 +76,13 @@ class Value(PydanticModel, metaclass=_OwnNames):
             cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{told}"
 
     def __init__(self, /, *unnamed: Any, **fields: Any) -> None:
+        """Takes the fields by name, and checks them; the class's own text describes each.
+
+        Raises:
+            TypeError: a field is given without its name.
+            ValueError: a field is unknown, missing or wrong, or two exclude each other; the text
+                names it. Of a machine it is a `MachineError`, else an `ExperimentError`.
+        """
         cls = type(self)
         if unnamed:
             names = ", ".join(f"{name}=" for name in _signature(cls).parameters)
@@ -157,14 +164,14 @@ def by_name(
     also: str = "",
     refused: Mapping[str, str] = MappingProxyType({}),
 ) -> BeforeValidator:
-    """Takes a name for the value that this name has with all defaults.
+    """Takes a name, in any case, for the value that this name has with all defaults.
 
     Args:
         what: what is named, for the error.
         values: the value of each name.
         also: what is valid besides, for the error.
-        refused: why there is no value of a name that people may expect, by its lower case; also
-            of the `kind` in a table.
+        refused: why there is no value of a name that people may expect; also of the `kind` in a
+            table.
     """
     valid = ", ".join(map(repr, values)) + (f" and {also}" if also else "")
 
@@ -179,11 +186,13 @@ def by_name(
                 f"{called} is no {what} of the workbench; there are values such as wb.{such}(...), "
                 f"and their names: {valid}"
             )
-        why = refused.get(name.lower())
-        if why is None and (name in values or isinstance(given, Mapping)):
-            return given if isinstance(given, Mapping) else values[name]()
-        because = "" if why is None else f": {why}"
-        raise ValueError(f"no {what} {name!r}{because}; there are {valid}")
+        why, known = refused.get(alike(name, refused) or ""), alike(name, values)
+        if why is None and isinstance(given, Mapping):
+            return given if known in (None, name) else {**given, "kind": known}
+        if why is None and known is not None:
+            return values[known]()
+        because, near = ("", perhaps(name, values)) if why is None else (f": {why}", "")
+        raise ValueError(f"no {what} {name!r}{because}; there are {valid}{near}")
 
     return BeforeValidator(value)
 

@@ -10,4 +10,5 @@ from workbench.store.errors import EngineDied as EngineDied
 from workbench.store.errors import HostsError as HostsError
 from workbench.store.errors import RankError as RankError
 from workbench.store.errors import RunError as RunError
+from workbench.store.errors import StoreError as StoreError
 from workbench.store.profile import Profile as Profile

@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.client.run.run import Run
 from workbench.plan import svg
-from workbench.plan.experiment.sync import Sync
+from workbench.plan.experiment.sync import AnySync
 from workbench.plan.html import frame_of, save
 from workbench.plan.panels import (
     COLORS,
@@ -54,7 +54,7 @@ class TimingChart:
     """
 
     model: TimingModel
-    systems: Mapping[str, Sync]
+    systems: Mapping[str, AnySync]
     low: float
     high: float
     measured: Dots = field(default_factory=lambda: MappingProxyType({}))
@@ -111,7 +111,7 @@ class TimingChart:
     def _rates(self) -> list[float]:
         return list(map(float, np.geomspace(self.low, self.high, _POINTS)))
 
-    def _line(self, sync: Sync) -> list[float]:
+    def _line(self, sync: AnySync) -> list[float]:
         return [self.model.at(bandwidth=x).step_s(sync) for x in self._rates()]
 
     def _x(self, bandwidth: float) -> float:

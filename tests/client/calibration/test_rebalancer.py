@@ -100,7 +100,7 @@ def test_shares_follow_speeds_and_changes_of_speed(split, speeds):
     assert f"{split} " in repr(balancer)
 
 
-def test_short_batches_do_not_count():
+def test_short_batches_do_not_count(tmp_path):
     """Alone, they would make times scatter beyond what is believed."""
     run = FakeRun(PAIR, 240, (3, 1), "rows")
     run.is_ragged = True
@@ -108,6 +108,13 @@ def test_short_batches_do_not_count():
     run.run(9)
     assert run.units == (180, 60)
     assert balancer.notes == []
+    (change,) = balancer.changes
+    assert balancer.to_frame().to_numpy().tolist() == [
+        [change.seen_at, change.replan.carried_out.step, 0.1, "180:60"]
+    ]
+    assert "180:60" in balancer._repr_html_()
+    balancer.save(tmp_path / "x.svg")
+    assert "180:60" in (tmp_path / "x.svg").read_text("utf-8")
 
 
 def test_shares_that_leave_a_layer_too_few_rows_are_noted_and_not_taken():

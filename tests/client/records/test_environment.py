@@ -54,11 +54,14 @@ def test_a_calibrated_machine_is_kept_with_the_run(cluster, tmp_path, monkeypatc
     found = Environment.of(cluster, experiment)
     assert found.module == "Linear(in_features=8, out_features=10, bias=True)"
     assert found.sources == ()
-    found.save(tmp_path)
+    assert dict(found.to_frame().to_numpy().tolist())["seed"] == "0"
+    found.save(tmp_path / "x.csv")
+    assert "\nseed,0\n" in (tmp_path / "x.csv").read_text()
+    found.write(tmp_path)
     assert machine_of(tmp_path) is None
     machine = wb.Machine.preset("h100-nvlink")
     cache.keep(found.machine, machine)
-    found.save(tmp_path)  # the run goes on, perhaps elsewhere
+    found.write(tmp_path)  # the run goes on, perhaps elsewhere
     assert machine_of(tmp_path) == machine
     assert Environment.load(tmp_path) == found
     assert (tmp_path / "environment-1.json").exists()

@@ -2,7 +2,9 @@
 
 import sys
 from functools import partial
+from types import ModuleType
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -19,6 +21,8 @@ from workbench.plan.plan import Plan
 from workbench.store import messages
 from workbench.store.cluster_spec import KEY, key_of
 from workbench.store.errors import RunError
+
+DATA = (TensorDataset(torch.rand(8, 2), torch.arange(8) % 3),) * 2
 
 
 @pytest.fixture
@@ -87,6 +91,52 @@ def test_modules_beside_the_notebook_travel_as_they_are_now(tmp_path, key, monke
     (tmp_path / "my_losses.py").unlink()
     back = messages.unpack(messages.pack(there, key), key)
     assert back.loss.function.opened().loaded(torch.ones(2), None).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("folder", [sys.base_prefix, "/"])
+def test_a_notebook_may_lie_above_python_itself(tmp_path, key, monkeypatch, folder):
+    """As below a home folder that has pyenv in it: what is installed is no code of its own."""
+    monkeypatch.chdir(folder)
+    registered = cloudpickle.list_registry_pickle_by_value()
+    there = kept(experiment(data=DATA, loss=nn.functional.l1_loss), tmp_path)
+    assert cloudpickle.list_registry_pickle_by_value() == registered
+    assert len(there.data.train.opened().loaded) == 8
+
+
+def test_a_module_beside_the_notebook_may_have_two_names(tmp_path, key, monkeypatch):
+    """And a name in `sys.modules` that is not its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_other_losses.py").write_text("def loss(o, y):\n    return 3.0 * o\n")
+    import my_other_losses
+
+    monkeypatch.setitem(sys.modules, "my_alias", my_other_losses)
+    stranger = ModuleType("of_no_place")
+    stranger.__file__ = str(tmp_path / "my_other_losses.py")
+    monkeypatch.setitem(sys.modules, "my_loader.of_no_place", stranger)
+    there = kept(experiment(data=DATA, loss=my_other_losses.loss), tmp_path)
+    monkeypatch.delitem(sys.modules, "my_other_losses")
+    monkeypatch.delitem(sys.modules, "my_alias")
+    (tmp_path / "my_other_losses.py").unlink()
+    back = messages.unpack(messages.pack(there, key), key)
+    assert back.loss.function.opened().loaded(torch.ones(2), None).tolist() == [3.0, 3.0]
+
+
+def test_what_is_installed_below_the_notebook_is_imported(tmp_path, key, monkeypatch):
+    """Also where it is another environment's: it may be large, or compiled."""
+    packages = tmp_path / "env" / "lib" / "site-packages"
+    packages.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(packages))
+    (packages / "their_losses.py").write_text("def loss(o, y):\n    return o\n")
+    import their_losses
+
+    there = kept(experiment(data=DATA, loss=their_losses.loss), tmp_path)
+    monkeypatch.delitem(sys.modules, "their_losses")
+    (packages / "their_losses.py").unlink()
+    back = messages.unpack(messages.pack(there, key), key)
+    with pytest.raises(OwnObjectError, match="No module named 'their_losses'"):
+        back.loss.function.opened()
 
 
 @pytest.mark.parametrize(

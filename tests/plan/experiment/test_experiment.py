@@ -63,6 +63,28 @@ def test_text_and_back(data, optimizer, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        (dict(optimizer="SGD"), dict(optimizer="sgd")),
+        (dict(optimizer="AdamW"), dict(optimizer="adamw")),
+        (dict(optimizer={"kind": "AdamW", "lr": 0.1}), dict(optimizer=AdamW(0.1))),
+        (dict(sync="Pipelined"), dict(sync="pipelined")),
+        (dict(sync="LocalSGD"), dict(sync="local_sgd")),
+        (dict(sync=Synchronous(codec="INT8")), dict(sync=Synchronous(codec="int8"))),
+        (dict(sync=Synchronous(codec="topk")), dict(sync=Synchronous(codec="top_k"))),
+        (dict(sync=Pipelined(codec=Codec(name="INT8"))), dict(sync=Pipelined(codec="int8"))),
+        (dict(sync=Synchronous(algorithm="Ring")), dict(sync=Synchronous(algorithm="ring"))),
+        (dict(data="CIFAR-10"), dict(data="cifar10")),
+        (dict(schedule="WarmupCosine"), dict(schedule="warmup_cosine")),
+    ],
+)
+def test_names_are_taken_in_any_case(given, same):
+    taken = Experiment(**FIELDS | given)
+    assert taken == Experiment(**FIELDS | same)
+    assert Experiment.from_toml(taken.to_toml()) == taken
+
+
+@pytest.mark.parametrize(
     ("wrong", "says"),
     [
         (dict(data="digit"), "data: no data 'digit'"),
@@ -77,6 +99,8 @@ def test_text_and_back(data, optimizer, tmp_path):
         (dict(plan="vgg"), "plan must be a Plan, got str"),
         (dict(sync="local"), "sync: no sync 'local'; there are 'synchronous', 'local_sgd'"),
         (dict(optimizer="lion"), "optimizer: no optimizer 'lion'; there are 'sgd', 'adam'"),
+        (dict(optimizer="Adams"), "no optimizer 'Adams'; there are .*; did you mean 'adam'"),
+        (dict(sync="pipeline"), "no sync 'pipeline'; there are .*; did you mean 'pipelined'"),
         (dict(sync={"kind": "local"}), "sync: .*'local'.*'synchronous', 'local_sgd'"),
         (dict(sync={"kind": "local_sgd", "every": 0}), "every: .*got 0"),
     ],

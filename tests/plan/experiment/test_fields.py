@@ -18,7 +18,8 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.experiment.optimizers import OPTIMIZERS, ParameterGroup, RMSprop, Rprop
+from workbench.plan.experiment.optimizers import OPTIMIZERS, RMSprop, Rprop
+from workbench.plan.experiment.parameter_group import ParameterGroup
 from workbench.plan.experiment.precision import LossScale
 from workbench.plan.experiment.schedule import WarmupCosine
 from workbench.plan.experiment.strategy import Strategy, Timing

@@ -123,6 +123,14 @@ def test_what_is_refused_of_values(made, said):
         made()
 
 
+@pytest.mark.parametrize("name", ["fused", "foreach", "capturable", "differentiable"])
+@pytest.mark.parametrize("value", [SGD, RMSprop])
+def test_how_torch_computes_an_update_is_not_chosen(value, name):
+    assert value(0.1, **{name: None}) == value(0.1)
+    with pytest.raises(ExperimentError, match=f"{name} is not .*fused kernel.*leave {name} out"):
+        value(0.1, **{name: True})
+
+
 def test_a_group_of_nothing_is_told_the_first_names():
     value = SGD(0.1, groups=[ParameterGroup("x", lr=0.1)])
     for count, said in ((6, "give one of 'p0', .*'p5'$"), (8, "'p5' and 2 more$")):

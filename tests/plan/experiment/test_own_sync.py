@@ -36,6 +36,13 @@ def offered(monkeypatch):
     monkeypatch.setattr(extensions, "entry_points", entry_points)
 
 
+def test_an_installed_one_is_found_in_any_case_and_offered(offered):
+    assert Synchronous(algorithm="Tree").algorithm == Synchronous(algorithm="tree").algorithm
+    assert as_codec("SIGN") == as_codec("sign")
+    with pytest.raises(ExperimentError, match=r"called 'trees'; there are .*; did you mean 'tree"):
+        Synchronous(algorithm="trees")
+
+
 def test_given_in_any_way_it_is_the_same(offered):
     tree = Tree()
     for given in (tree, Tree, "tests.own_sums:Tree", "tree"):

@@ -31,6 +31,11 @@ class Outer(Strategy):
         return mean
 
 
+class Wanting(Strategy):
+    def __init__(self):
+        raise RuntimeError("no licence")
+
+
 class Exact(Strategy):
     inexact = ""
 
@@ -72,6 +77,14 @@ def test_an_installed_one_is_given_by_its_name(monkeypatch):
         experiment("inner")
     with pytest.raises(ExperimentError, match=r"no data 'cars'; there are .*installed one"):
         experiment("outer", data="cars")
+
+
+@pytest.mark.parametrize("given", [Wanting, f"{__name__}:Wanting", "wanting"])
+def test_one_that_cannot_be_made_is_named(monkeypatch, given):
+    point = EntryPoint("wanting", f"{__name__}:Wanting", "workbench.strategies")
+    monkeypatch.setattr(extension, "entry_points", lambda group: [point])
+    with pytest.raises(ExperimentError, match=r"Wanting is a class .*RuntimeError: no licence; gi"):
+        experiment(given)
 
 
 def pair():

@@ -56,6 +56,21 @@ def test_the_mesh_is_of_replicas_by_group(world, k, mesh):
     assert ModulePlan("Toy", world, k, {}, (), (), ()).mesh_shape == mesh
 
 
+def test_it_is_a_table(tmp_path):
+    plan = told(NET, fc0=OUT, fc1=IN)
+    assert plan.to_frame().to_numpy().tolist() == [
+        ["fc0", "colwise", "rows", "features"],
+        ["fc1", "rowwise", "features", "rows"],
+    ]
+    assert "<td style='text-align:left'>rowwise</td>" in plan._repr_html_()
+    plan.save(tmp_path / "x.html")
+    title = "<h1>ModulePlan of Toy on a mesh of 2x2</h1>"
+    assert title in (tmp_path / "x.html").read_text("utf-8")
+    blocks = ModulePlan("Toy", 2, 1, {}, (), (), ("body",))
+    assert blocks.to_frame().to_numpy().tolist() == [["body", "fully_shard", "rows", "rows"]]
+    assert repr(blocks) == "<ModulePlan of Toy on a mesh of 2: data parallel>"
+
+
 def test_a_group_of_one_rank_splits_nothing():
     one = told(NET, fc0=LayerPlan("shard_out", 1))
     assert (one.styles, one.sharded) == ({}, ())

@@ -1,7 +1,9 @@
 """A user's own data: the same samples whoever reads them, and one clear error for what is wrong."""
 
 import multiprocessing
+import os
 import random
+import signal
 from importlib.metadata import EntryPoint
 
 import numpy as np
@@ -221,6 +223,40 @@ def test_real_numbers_of_any_size_are_taken(dtype):
     assert samples.batch(torch.arange(2))[0].dtype == dtype
 
 
+class Dying(Spirals):
+    def __getitem__(self, index):
+        if index == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("is_slow", [False, True], ids=["waiting", "computing"])
+def test_a_worker_that_dies_is_told_where_its_data_is_read(is_slow):
+    """As where memory is short. Whatever the rank does then, the error is that of a read."""
+    value = TorchData(train=Dying(5, 0), inputs="point", targets="kind", workers=1)
+    read = opened(value).ahead(lambda: iter([[(0, index)] for index in range(5)]))
+    next(read)
+    (worker,) = multiprocessing.active_children()
+    if is_slow:
+        worker.join()  # torch's handler of signals would raise here
+    text = r"train data .*Dying: a worker that reads it ended: .* with workers=0 the rank itself"
+    with pytest.raises(DataError, match=text):
+        list(read)
+    del worker
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_that_cannot_be_started_are_told(monkeypatch):
+    def fails(self):
+        raise OSError("cannot allocate memory")
+
+    monkeypatch.setattr(multiprocessing.Process, "start", fails)
+    value = TorchData(train=Spirals(5, 0), inputs="point", targets="kind", workers=2)
+    text = "train data .*Spirals: its 2 workers cannot be started: OSError: cannot allocate memory"
+    with pytest.raises(DataError, match=text):
+        next(opened(value).ahead(lambda: iter([[(0, 0)]])))
+
+
 def test_what_is_no_data_set_is_refused():
     for given, text in (
         ([iter([1])], "needs len.. and .index., or to give a new iterator"),
@@ -233,6 +269,8 @@ def test_what_is_no_data_set_is_refused():
             opened(value)
     with pytest.raises(OwnObjectError, match="cannot be loaded in this process: ModuleNotFound"):
         opened("nowhere.at_all:made")
+    with pytest.raises(OwnObjectError, match=r"^json:dumps makes no data: TypeError: .*without"):
+        opened("json:dumps")
     with pytest.raises(DataError, match="no test split"):
         opened(Spirals(5, 0), "test")
     with pytest.raises(ExperimentError, match="give both, or neither"):

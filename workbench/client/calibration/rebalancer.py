@@ -26,16 +26,22 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.client.run.requests import Replan
 from workbench.client.run.run import Run
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.measured import Row
+from workbench.plan.html import frame_html, frame_of, save
 from workbench.plan.plan import Plan
 from workbench.predict.balance import UNITS, Balancer, Split
 from workbench.predict.balance.evidence import Evidence
 from workbench.predict.balance.plans import TRUSTED
 from workbench.store.errors import ClusterError
+
+if TYPE_CHECKING:
+    import pandas
 
 LOOKS = (1, 2, 4, 8)  # times the patience: steps that are looked at
 
@@ -114,6 +120,29 @@ class Rebalancer:
     def stop(self) -> None:
         """Leaves the run as it is."""
         self._end()
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each change of shares: when it was seen and carried out, and its sizes."""
+        rows = []
+        for change in list(self.changes):
+            done = change.replan.carried_out
+            rows.append(
+                {
+                    "seen_at": change.seen_at,
+                    "since_step": None if done is None else done.step,
+                    "seconds": None if done is None else done.seconds,
+                    "sizes": ":".join(map(str, change.sizes)),
+                }
+            )
+        return frame_of(rows, ("seen_at", "since_step", "seconds", "sizes"))
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
 
     def _take(self, rows: list[Row]) -> None:
         with self._lock:
@@ -226,6 +255,9 @@ class Rebalancer:
             return plan.with_rows(sizes)
         shared = Plan.filters(plan.graph, plan.world_size, sizes, grain=self.grain)
         return shared.with_batch_norm(plan.batch_norm)
+
+    def _repr_html_(self) -> str:
+        return frame_html(repr(self)[1:-1], self.to_frame(), "changes")
 
     def __repr__(self) -> str:
         now = "not measured yet" if self.imbalance is None else f"{self.imbalance:.1%}"

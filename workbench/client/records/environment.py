@@ -15,6 +15,7 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -30,13 +31,16 @@ from workbench.client.records.source import (
     submitted_by,
 )
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.html import table, text_table
+from workbench.plan.html import frame_of, save, table, text_table
 from workbench.plan.machine.machine import Machine
 from workbench.plan.units import size
 from workbench.store.cluster_spec import ClusterSpec, EngineDevice
 from workbench.store.errors import ClusterError
 from workbench.store.files import write_whole
 from workbench.store.run_folder import ENVIRONMENT, JobTimes
+
+if TYPE_CHECKING:
+    import pandas
 
 MACHINE = "machine.toml"
 _PACKAGES = ("torch", "torchvision", "numpy", "ipyparallel")
@@ -125,7 +129,7 @@ class Environment:
             sources=sources(traced, experiment),
         )
 
-    def save(self, directory: Path) -> None:
+    def write(self, directory: Path) -> None:
         """Writes it into a run's folder, and the machine that was calibrated for it, if any.
 
         That of an earlier submission, which the run goes on from, is kept under another name.
@@ -152,6 +156,19 @@ class Environment:
             return None
         except (OSError, ValueError, ValidationError) as error:
             raise ClusterError(f"{path} cannot be read: {error}") from error
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each thing that is known, but for the sources: its name and value."""
+        rows = [{"environment": name, "value": value} for name, value in self.lines()]
+        return frame_of(rows, ("environment", "value"))
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
 
     def lines(self) -> list[tuple[str, str]]:
         """(what, how it is said) of all but the sources, for tables."""

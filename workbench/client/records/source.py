@@ -5,7 +5,6 @@ import inspect
 import linecache
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from workbench.client.installed import Libraries
 from workbench.plan.extension.own import Own, mapped
 from workbench.plan.value import Value
 
@@ -121,10 +121,7 @@ def _is_installed(part: type | FunctionType) -> bool:
     if part.__module__ in sys.builtin_module_names or part.__module__.partition(".")[0] == _OURS:
         return True
     file = getattr(sys.modules.get(part.__module__), "__file__", None)
-    if file is None:
-        return False
-    folders = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    return any(Path(file).is_relative_to(folder) for folder in folders)
+    return isinstance(file, str) and file in Libraries.of_this_python()
 
 
 def _source(part: type | FunctionType) -> SourceText:

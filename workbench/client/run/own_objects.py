@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from workbench.client.installed import Libraries
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.sync import check_own
@@ -24,6 +25,7 @@ from workbench.store.cluster_spec import key_of
 from workbench.store.files import write_whole
 
 T = TypeVar("T", Experiment, Plan)
+_OURS = __name__.partition(".")[0]
 
 
 def kept(value: T, folder: Path, place: str = "") -> T:
@@ -96,22 +98,33 @@ def _written(own: Own, folder: Path, place: str) -> Own:
 @contextmanager
 def _by_value() -> Iterator[None]:
     """Has what modules beside the notebook define pickled by value."""
-    registered = cloudpickle.list_registry_pickle_by_value()
-    own = [module for module in list(sys.modules.values()) if _is_beside(module)]
-    own = [module for module in own if module.__name__ not in registered]
-    for module in own:
-        cloudpickle.register_pickle_by_value(module)
+    beside = _beside()
+    registered = []
     try:
+        for name in beside.keys() - cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.register_pickle_by_value(beside[name])
+            registered.append(beside[name])
         yield
     finally:
-        for module in own:
+        for module in registered:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_beside(module: ModuleType) -> bool:
-    """Whether a module lies in the current folder, and is no part of what is installed there."""
-    file, name = getattr(module, "__file__", None), getattr(module, "__name__", "")
-    if not file or name == "__main__" or name.partition(".")[0] == __name__.partition(".")[0]:
-        return False
-    path, here = Path(file), Path.cwd()
-    return path.is_relative_to(here) and not path.is_relative_to(Path(sys.prefix))
+def _beside() -> dict[str, ModuleType]:
+    """The modules in the current folder that are not installed there, by their own names.
+
+    `sys.modules` may have one under several names, as os.path is posixpath.
+    """
+    here, libraries = Path.cwd(), Libraries.of_this_python()
+    found = {}
+    for module in list(sys.modules.values()):
+        if not isinstance(module, ModuleType):
+            continue
+        # Not as an attribute: some modules import others when they are asked for any.
+        file, name = vars(module).get("__file__"), module.__name__
+        if not isinstance(file, str) or not Path(file).is_relative_to(here) or file in libraries:
+            continue
+        # What is there under other names only cannot be imported, and is pickled by value anyway.
+        if name in sys.modules and name.partition(".")[0] not in ("__main__", _OURS):
+            found[name] = module
+    return found

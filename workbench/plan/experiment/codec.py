@@ -14,7 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from workbench.plan.extension.extension import extension_of, installed, name_of, named
+from workbench.plan.errors import alike
+from workbench.plan.extension.extension import extension_of, name_of, named
 from workbench.plan.extension.own import Own, OwnObjectError
 from workbench.plan.value import Value
 
@@ -57,6 +58,11 @@ class Codec(Value):
     """The number of values with a scale of their own, for "int8" and "int4"."""
     fraction: float = Field(default=0.01, gt=0, le=1)
     """The fraction of the values that "top_k" sends; of any piece at least one."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _in_any_case(cls, given: Any) -> Any:
+        return (alike(given, get_args(CodecName)) or given) if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _only_what_it_has(self) -> Self:
@@ -161,13 +167,7 @@ def as_codec(value: Any) -> Any:
     """
     if value is None or isinstance(value, AnyCodec | Mapping):
         return value
-    names = get_args(CodecName)
-    if isinstance(value, str) and ":" not in value and value not in names:
-        others = installed("codecs")
-        if value not in others:
-            there = ", ".join(map(repr, (*names, *others)))
-            raise ValueError(f"no codec {value!r}; there are {there}")
-    found = named(value, "codecs", names)
+    found = named(value, "codecs", get_args(CodecName), "codec")
     if isinstance(found, Own):
         return OwnCodec.model_validate({"own": found})
     return Codec(name=cast(CodecName, found))

@@ -24,11 +24,12 @@ from workbench.plan.experiment.optimizers import Adamax as Adamax
 from workbench.plan.experiment.optimizers import AdamW as AdamW
 from workbench.plan.experiment.optimizers import AnyOptimizer as AnyOptimizer
 from workbench.plan.experiment.optimizers import NAdam as NAdam
+from workbench.plan.experiment.optimizers import NamedOptimizer as NamedOptimizer
 from workbench.plan.experiment.optimizers import Optimizer as Optimizer
-from workbench.plan.experiment.optimizers import ParameterGroup as ParameterGroup
 from workbench.plan.experiment.optimizers import RAdam as RAdam
 from workbench.plan.experiment.optimizers import RMSprop as RMSprop
 from workbench.plan.experiment.optimizers import Rprop as Rprop
+from workbench.plan.experiment.parameter_group import ParameterGroup as ParameterGroup
 from workbench.plan.experiment.precision import HALVES, Precision, Scale, check_scaled
 from workbench.plan.experiment.precision import LossScale as LossScale
 from workbench.plan.experiment.schedule import LRScheduler as LRScheduler
@@ -49,7 +50,7 @@ from workbench.plan.experiment.task import Metric as Metric
 from workbench.plan.experiment.task import Synthetic as Synthetic
 from workbench.plan.experiment.task import TorchData as TorchData
 from workbench.plan.experiment.task import as_loss, as_metrics, check_evaluated
-from workbench.plan.html import table
+from workbench.plan.html import save_value, table
 from workbench.plan.plan import Plan
 from workbench.plan.reading import about, text_of, toml_of
 from workbench.plan.value import Value, dump
@@ -91,7 +92,7 @@ class Experiment(Value):
     perplexity, unless the loss is one's own."""
     batch_size: int = Field(default=128, ge=1)
     """Samples of one step over all ranks (the global batch)."""
-    optimizer: Optimizer
+    optimizer: NamedOptimizer
     """The optimizer, as `wb.SGD(0.1)`; or the name of one with all defaults, as "adamw"."""
     steps: int = Field(ge=1)
     """The number of optimizer updates."""
@@ -464,8 +465,8 @@ class Experiment(Value):
         return cls(**{**content["experiment"], "plan": Plan.from_toml(text)})
 
     def save(self, path: str | Path) -> None:
-        """Writes `to_toml()` to a file."""
-        Path(path).write_text(self.to_toml())
+        """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
+        save_value(self, path, self.to_toml)
 
     @classmethod
     def load(cls, path: str | Path) -> "Experiment":

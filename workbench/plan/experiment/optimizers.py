@@ -12,10 +12,9 @@ Source: the documentation of torch.optim, where each has its own.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from workbench.plan.experiment.options import (
     Betas,
@@ -28,6 +27,7 @@ from workbench.plan.experiment.options import (
     Rate,
     Shrinking,
 )
+from workbench.plan.experiment.parameter_group import ParameterGroup
 from workbench.plan.value import Value, by_name
 
 
@@ -56,67 +56,12 @@ def _zeros(*names: str) -> dict[str, float]:
     return dict.fromkeys(names, 0.0)
 
 
-class ParameterGroup(Value):
-    """Parameters with options of their own, by name or by their number of dimensions.
-
-    What is given must hold: with both, a parameter matches by its name and has few enough
-    dimensions. The first group that matches a parameter has it.
-
-        wb.AdamW(1e-3, groups=[wb.ParameterGroup(dims=1, weight_decay=0.0)])   # biases and norms
-        wb.SGD(0.1, groups=[wb.ParameterGroup("head.*", "*.norm.*", lr=0.01)])
-
-    All further keywords are options of the optimizer, and override its own.
+class Optimizer(Value):
+    """An optimizer of torch, whose first argument is the learning rate.
 
     Raises:
-        ExperimentError: neither patterns nor dims are given, or no option.
+        TypeError: more than the learning rate is given without its name.
     """
-
-    model_config = ConfigDict(extra="allow")
-
-    patterns: tuple[str, ...] = ()
-    """Names of parameters, in which `*`, `?` and `[...]` are those of `fnmatch`; given one after
-    another, without a name."""
-    dims: int | None = Field(default=None, ge=0)
-    """The most dimensions that a parameter of the group has."""
-
-    def __init__(self, /, *patterns: str, **fields: Any) -> None:
-        if patterns:
-            fields["patterns"] = patterns
-        super().__init__(**fields)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_pattern_or_several(cls, fields: Any) -> Any:
-        if isinstance(fields, dict) and isinstance(fields.get("patterns"), str):
-            return {**fields, "patterns": (fields["patterns"],)}
-        return fields
-
-    @model_validator(mode="after")
-    def _is_of_something(self) -> Self:
-        if not self.patterns and self.dims is None:
-            raise ValueError("a group needs patterns of names, as '*.bias', or dims")
-        if not self.options:
-            raise ValueError(f"{self} has no options of its own, such as weight_decay or lr")
-        return self
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The optimizer's options that are others for this group."""
-        return dict(self.model_extra or {})
-
-    def matches(self, name: str, dims: int) -> bool:
-        """Whether a parameter of this name, with so many dimensions, is one of these."""
-        named = not self.patterns or any(fnmatchcase(name, each) for each in self.patterns)
-        return named and (self.dims is None or dims <= self.dims)
-
-    def __str__(self) -> str:
-        said = [repr(pattern) for pattern in self.patterns]
-        said += [] if self.dims is None else [f"dims={self.dims}"]
-        return f"ParameterGroup({', '.join(said)})"
-
-
-class _Optimizer(Value):
-    """An optimizer of torch, whose first argument is the learning rate."""
 
     fused: ClassVar[bool] = False
     """Whether torch has one kernel for a whole update, on a CPU as on a GPU."""
@@ -138,6 +83,19 @@ class _Optimizer(Value):
             name = type(self).__name__
             raise TypeError(f"{name} takes lr alone without its name, got {lr}")
         super().__init__(**dict(zip(("lr",), lr, strict=False)), **fields)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _torch_chooses_the_kernel(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        for name in _KERNELS:
+            if fields.get(name) is not None:
+                raise ValueError(
+                    f"{name} is not for the optimizer to say: where torch has a fused kernel for "
+                    f"it, updates are computed by that one; leave {name} out"
+                )
+        return {name: value for name, value in fields.items() if name not in _KERNELS}
 
     @model_validator(mode="after")
     def _groups_have_its_options(self) -> Self:
@@ -250,6 +208,7 @@ class _Optimizer(Value):
 
 
 _NAMED = 6  # parameters, in an error
+_KERNELS = ("foreach", "fused", "capturable", "differentiable")  # torch's, of how it computes
 
 
 def at_rate(value: float, base: float, lr: float) -> float:
@@ -257,7 +216,7 @@ def at_rate(value: float, base: float, lr: float) -> float:
     return lr if value == base else value * (lr / base)
 
 
-class SGD(_Optimizer):
+class SGD(Optimizer):
     """Stochastic gradient descent, as `torch.optim.SGD`."""
 
     fused: ClassVar[bool] = True
@@ -282,7 +241,7 @@ class SGD(_Optimizer):
         return Remembered(_zeros("momentum_buffer") if self.momentum > 0 else {}, {})
 
 
-class Adam(_Optimizer):
+class Adam(Optimizer):
     """Adam, as `torch.optim.Adam`."""
 
     fused: ClassVar[bool] = True
@@ -298,7 +257,7 @@ class Adam(_Optimizer):
         return _of_adam(self.amsgrad)
 
 
-class AdamW(_Optimizer):
+class AdamW(Optimizer):
     """Adam with decoupled weight decay, as `torch.optim.AdamW`."""
 
     fused: ClassVar[bool] = True
@@ -317,7 +276,7 @@ def _of_adam(amsgrad: Greatest) -> Remembered:
     return Remembered(_zeros("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if amsgrad else ())))
 
 
-class Adagrad(_Optimizer):
+class Adagrad(Optimizer):
     """Adagrad, as `torch.optim.Adagrad`."""
 
     _streamed: ClassVar[int] = 11
@@ -336,7 +295,7 @@ class Adagrad(_Optimizer):
         return Remembered({"sum": self.initial_accumulator_value})
 
 
-class Adadelta(_Optimizer):
+class Adadelta(Optimizer):
     """Adadelta, as `torch.optim.Adadelta`."""
 
     _streamed: ClassVar[int] = 27
@@ -353,7 +312,7 @@ class Adadelta(_Optimizer):
         return Remembered(_zeros("square_avg", "acc_delta"))
 
 
-class Adamax(_Optimizer):
+class Adamax(Optimizer):
     """Adam with the infinity norm, as `torch.optim.Adamax`."""
 
     _streamed: ClassVar[int] = 16
@@ -369,7 +328,7 @@ class Adamax(_Optimizer):
         return Remembered(_zeros("exp_avg", "exp_inf"))
 
 
-class NAdam(_Optimizer):
+class NAdam(Optimizer):
     """Adam with Nesterov momentum, as `torch.optim.NAdam`."""
 
     _streamed: ClassVar[int] = 22
@@ -388,7 +347,7 @@ class NAdam(_Optimizer):
         return Remembered(_zeros("exp_avg", "exp_avg_sq"), {"step": 0.0, "mu_product": 1.0})
 
 
-class RAdam(_Optimizer):
+class RAdam(Optimizer):
     """Rectified Adam, as `torch.optim.RAdam`."""
 
     _streamed: ClassVar[int] = 25
@@ -404,7 +363,7 @@ class RAdam(_Optimizer):
         return Remembered(_zeros("exp_avg", "exp_avg_sq"))
 
 
-class RMSprop(_Optimizer):
+class RMSprop(Optimizer):
     """RMSprop, as `torch.optim.RMSprop`."""
 
     _streamed: ClassVar[int] = 13
@@ -426,7 +385,7 @@ class RMSprop(_Optimizer):
         return Remembered(_zeros("square_avg", *momentum, *average))
 
 
-class Rprop(_Optimizer):
+class Rprop(Optimizer):
     """Resilient backpropagation, as `torch.optim.Rprop`; `lr` is the first step's size."""
 
     _streamed: ClassVar[int] = 34
@@ -444,7 +403,7 @@ class Rprop(_Optimizer):
         return Remembered({"prev": 0.0, "step_size": self.lr})
 
 
-class ASGD(_Optimizer):
+class ASGD(Optimizer):
     """Averaged stochastic gradient descent, as `torch.optim.ASGD`."""
 
     _streamed: ClassVar[int] = 7
@@ -491,7 +450,8 @@ REFUSED = {
     "sparseadam": "it takes sparse gradients, and all gradients here are dense",
 }
 
-Optimizer = Annotated[
+NamedOptimizer = Annotated[
     Annotated[AnyOptimizer, Field(discriminator="kind")],
     by_name("optimizer", OPTIMIZERS, refused=REFUSED),
 ]
+"""A field that takes an optimizer, or the name of one."""

@@ -360,11 +360,10 @@ def _own_strategy(given: object) -> object:
     return OwnStrategy(given) if is_place or is_class or isinstance(given, Strategy) else given
 
 
+AnySync = Synchronous | LocalSGD | Pipelined | ParameterServer | OwnStrategy
+
 Sync = Annotated[
-    Annotated[
-        Synchronous | LocalSGD | Pipelined | ParameterServer | OwnStrategy,
-        Field(discriminator="kind"),
-    ],
+    Annotated[AnySync, Field(discriminator="kind")],
     by_name(
         "sync",
         _BUILT_IN,

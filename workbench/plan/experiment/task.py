@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from workbench.plan.extension.extension import installed
-from workbench.plan.extension.own import Own, OwnFunction, OwnObject
+from workbench.plan.extension.own import Own, OwnFunction, OwnObject, OwnObjectError
 from workbench.plan.value import Value, by_name
 
 
@@ -307,11 +307,19 @@ def made(own: Own) -> Any:
     """What a place has: a data set or (train, test), or what the function or class there makes.
 
     Raises:
-        OwnObjectError: it cannot be imported.
+        OwnObjectError: it cannot be imported, or what is to make the data raises.
     """
     found = own.loaded
     is_made = isinstance(found, type) or not hasattr(found, "__getitem__")
-    return found() if own.is_imported and callable(found) and is_made else found
+    if not (own.is_imported and callable(found) and is_made):
+        return found
+    try:
+        return found()
+    except Exception as error:  # whatever its own code raises
+        raise OwnObjectError(
+            f"{own} makes no data: {type(error).__name__}: {error}; 'module:attribute' is a data "
+            "set, a pair (train, test), or a function or class that makes one without arguments"
+        ) from error
 
 
 def check_evaluated(data: DataSet, asked: Sequence[str]) -> None:

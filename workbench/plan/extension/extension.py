@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
+from workbench.plan.errors import alike, perhaps
 from workbench.plan.extension.own import Own, OwnObjectError, taken
 
 
@@ -56,14 +57,24 @@ def extension_of(own: Own, kind: str) -> Any:
     """The extension itself; of a class, an object of it.
 
     Raises:
-        OwnObjectError: it cannot be loaded, or is no extension of this kind.
+        OwnObjectError: it cannot be loaded or made, or is no extension of this kind.
     """
     found = own.loaded
     if isinstance(found, type):
-        found = found()
+        found = _object_of(found, str(own))
     if not isinstance(found, Extension) or found.kind != kind:
         raise OwnObjectError(f"{own} is none of the {kind}: it does not extend their base class")
     return found
+
+
+def _object_of(found: type, name: str) -> Any:
+    try:
+        return found()
+    except Exception as error:  # whatever its own code raises
+        raise OwnObjectError(
+            f"{name} is a class of which no object can be made without arguments: "
+            f"{type(error).__name__}: {error}; give an object of it"
+        ) from error
 
 
 def name_of(given: str | Own) -> str:
@@ -74,16 +85,19 @@ def name_of(given: str | Own) -> str:
     return name.rpartition(":")[2].rpartition(".")[2]
 
 
-def named(given: object, kind: str, names: Sequence[str]) -> object:
+def named(given: object, kind: str, names: Sequence[str], what: str = "") -> object:
     """The name of a built-in one, or the `Own` of an extension.
 
     Args:
-        given: a name, "module:attribute", an extension or its class, or an entry of a text.
+        given: a name, in any case, "module:attribute", an extension or its class, or an entry of a
+            text.
         kind: the kind of extension.
         names: the names of those that are built in.
+        what: one of them, for the error; "": it says the kind.
 
     Raises:
-        ValueError: there is none of this name, or the object is no extension of this kind.
+        ValueError: there is none of this name, or the object is no extension of this kind, or
+            cannot be made.
     """
     if given is None or isinstance(given, Own):
         return given
@@ -91,12 +105,15 @@ def named(given: object, kind: str, names: Sequence[str]) -> object:
         if given in names:
             return given
         others = installed(kind)
-        if given not in others:
-            valid = ", ".join(map(repr, (*names, *others)))
-            raise ValueError(f"none of the {kind} is called {given!r}; there are {valid}")
-        return others[given]
+        there = (*names, *others)
+        known = given if given in others else alike(given, there)
+        if known is None:
+            said = f"no {what} {given!r}" if what else f"none of the {kind} is called {given!r}"
+            valid = ", ".join(map(repr, there))
+            raise ValueError(f"{said}; there are {valid}{perhaps(given, there)}")
+        return known if known in names else others[known]
     if isinstance(given, type) and issubclass(given, Extension):
-        given = given()
+        given = _object_of(given, given.__name__)
     own = taken(given)
     if isinstance(own, Own) and own.held is not None:
         extension_of(own, kind)

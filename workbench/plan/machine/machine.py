@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from workbench.plan.errors import MachineError, unknown
 from workbench.plan.experiment.precision import Precision
 from workbench.plan.graph import Graph
-from workbench.plan.html import frame_of, is_picture, save, table
+from workbench.plan.html import frame_of, save_value, table
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.known_machines import KNOWN
 from workbench.plan.machine.link import Link
@@ -175,10 +175,7 @@ class Machine(MachineValue):
 
     def save(self, path: str | Path) -> None:
         """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
-        if is_picture(path):
-            save(self, path)
-        else:
-            Path(path).write_text(self.to_toml())
+        save_value(self, path, self.to_toml)
 
     def to_frame(self) -> "pandas.DataFrame":
         """One line for each device and link: bytes, bytes/s, seconds, FLOP/s by precision."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from workbench.plan.errors import PlanError, unknown
+from workbench.plan.errors import PlanError, alike, unknown
 from workbench.plan.extension.extension import extension_of, installed, name_of, named
 from workbench.plan.extension.own import Own, OwnObjectError
 from workbench.plan.graph import Graph, Layer
@@ -102,10 +102,10 @@ def as_scheme(given: object) -> object:
         PlanError: it is no scheme.
     """
     # To look at what is installed takes milliseconds, and plans have many layers.
-    if isinstance(given, str) and (
-        given in SCHEMES or (":" not in given and given not in installed(Scheme.kind))
-    ):
-        return given  # refused with the layer's name, where it is not built in
+    if isinstance(given, str) and given in SCHEMES:
+        return given
+    if isinstance(given, str) and ":" not in given and given not in installed(Scheme.kind):
+        return alike(given, SCHEMES) or given  # refused with the layer's name, where it is none
     try:
         found = named(given, Scheme.kind, SCHEMES)
     except ValueError as error:

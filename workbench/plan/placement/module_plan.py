@@ -14,15 +14,20 @@ sizes, rounds. `model/export.py` makes torch's objects of it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, Layer
+from workbench.plan.html import frame_html, frame_of, save
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import Flow
 from workbench.plan.placement.placement import Shard
 from workbench.plan.serial import PlanFields
+
+if TYPE_CHECKING:
+    import pandas
 
 Tensor = Literal["rows", "features"]
 """The rank's own rows, `Shard(0)`; or the group's rows, cut by features, `Shard(-1)`."""
@@ -82,9 +87,34 @@ class ModulePlan:
             return (self.world_size,)
         return self.world_size // self.group_size, self.group_size
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """One line for each module that is split, or that `fully_shard` takes: how."""
+        rows = [{"module": name, **asdict(how)} for name, how in self.styles.items()]
+        whole = {"style": "fully_shard", "reads": "rows", "gives": "rows"}
+        rows += [{"module": name, **whole} for name in self.blocks]
+        return frame_of(rows, ("module", "style", "reads", "gives"))
+
+    def save(self, path: str | Path) -> None:
+        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+
+        Raises:
+            ValueError: the name has another ending.
+        """
+        save(self, path)
+
+    def __repr__(self) -> str:
+        split = f"{len(self.styles)} modules split" if self.styles else "data parallel"
+        return f"<ModulePlan of {self._headline}: {split}>"
+
+    def _repr_html_(self) -> str:
+        return frame_html(self._headline, self.to_frame(), "modules")
+
+    @property
+    def _headline(self) -> str:
+        return f"{self.model} on a mesh of {'x'.join(map(str, self.mesh_shape))}"
+
     def __str__(self) -> str:
-        mesh = "x".join(map(str, self.mesh_shape))
-        lines = [f"{self.model} on a mesh of {mesh}"]
+        lines = [self._headline]
         for name, how in self.styles.items():
             lines.append(f"  {name}: {how.style}, reads {how.reads}, gives {how.gives}")
         if not self.styles:

@@ -1,4 +1,7 @@
-"""How an operation may be cut, as trying it has shown (`model/tracing/trials/propagation.py`)."""
+"""What trying an operation has shown: how it may be cut, and what autograd saves of it.
+
+See `propagation.py` and `saved.py` in `model/tracing/trials`.
+"""
 
 from dataclasses import dataclass
 
@@ -25,3 +28,22 @@ class Propagation:
     pieces: int
     scaled: tuple[int, ...] = ()
     drawn: int = 0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What an operation saves, as it did so when its model was traced.
+
+    Attributes:
+        inputs: the places of the saved ones among the layer's inputs.
+        output: whether its output is saved.
+        view: whether its output has the memory of its first input.
+        words: further elements of the output's type, for each element of the output.
+        bytes: bytes of further tensors of other types, for each element of the output.
+    """
+
+    inputs: tuple[int, ...] = ()
+    output: bool = False
+    view: bool = False
+    words: float = 0.0
+    bytes: float = 0.0

@@ -25,7 +25,7 @@ import numpy as np
 
 from workbench.plan.errors import ExperimentError, MachineError
 from workbench.plan.experiment.codec import AnyCodec
-from workbench.plan.experiment.sync import ParameterServer, Sync, Synchronous, warm
+from workbench.plan.experiment.sync import AnySync, ParameterServer, Synchronous, warm
 from workbench.plan.extension.own import Own
 from workbench.predict.closed_form.exchanges import (
     FLAT,
@@ -113,7 +113,7 @@ class TimingModel:
             fields["network"] = replace(self.network, bandwidth=fields.pop("bandwidth"))
         return replace(self, **fields)
 
-    def communication_s(self, sync: Sync = ONCE) -> float:
+    def communication_s(self, sync: AnySync = ONCE) -> float:
         """l_comm: seconds of one iteration's exchange if nothing else runs, coding included.
 
         Raises:
@@ -123,12 +123,12 @@ class TimingModel:
         seconds = self._seconds(name, codec, calls)
         return seconds / sync.timing.every
 
-    def coding_s(self, sync: Sync) -> float:
+    def coding_s(self, sync: AnySync) -> float:
         """The part of l_comm in which a rank encodes and decodes, in seconds."""
         name, codec, calls = self._exchange(sync)
         return 0.0 if codec is None else self._coding_s(codec, self._flat(name, codec, calls))
 
-    def step_s(self, sync: Sync = ONCE) -> float:
+    def step_s(self, sync: AnySync = ONCE) -> float:
         """Seconds of one iteration in the steady state."""
         seconds, timing = self.communication_s(sync), sync.timing
         if timing.late:
@@ -138,7 +138,7 @@ class TimingModel:
         whole = synchronous_s(self.compute, seconds * timing.every, self._exchange(sync)[2])
         return (whole + (timing.every - 1) * self.compute.seconds) / timing.every
 
-    def total_s(self, sync: Sync, iterations: int) -> float:
+    def total_s(self, sync: AnySync, iterations: int) -> float:
         """Seconds of a run: a pipeline's fill and drain included, and its synchronous warm-up."""
         timing = sync.timing
         early = min(timing.warmup, iterations)
@@ -150,15 +150,15 @@ class TimingModel:
         late = pipelined_total_s(self.compute, self.communication_s(sync), iterations - early)
         return total + late
 
-    def r(self, sync: Sync = ONCE) -> float:
+    def r(self, sync: AnySync = ONCE) -> float:
         """The ratio r = l_comm / (l_up + l_comp)."""
         return ratio_r(self.compute, self.communication_s(sync))
 
-    def gain_bound(self, sync: Sync = ONCE) -> float:
+    def gain_bound(self, sync: AnySync = ONCE) -> float:
         """The largest speed-up of a pipeline over D-Sync with this exchange: `gain_bound(r)`."""
         return gain_bound(self.r(sync))
 
-    def bandwidth_for(self, r: float, sync: Sync = ONCE) -> float:
+    def bandwidth_for(self, r: float, sync: AnySync = ONCE) -> float:
         """The bandwidth, in bytes/s, at which `r` has this value.
 
         Raises:
@@ -174,7 +174,7 @@ class TimingModel:
         transfer = self.at(bandwidth=1.0).communication_s(sync) - fixed
         return transfer / left
 
-    def _exchange(self, sync: Sync) -> tuple[str | Own, AnyCodec | None, int]:
+    def _exchange(self, sync: AnySync) -> tuple[str | Own, AnyCodec | None, int]:
         """(algorithm, codec, L): the exchange, and in how many collectives it is done."""
         calls = max(1, ceil(self.gradient_bytes / sync.bucket_bytes))
         if isinstance(sync, ParameterServer):
@@ -267,7 +267,7 @@ class Range:
     high: float
 
 
-def fastest(model: TimingModel, systems: Mapping[str, Sync]) -> str:
+def fastest(model: TimingModel, systems: Mapping[str, AnySync]) -> str:
     """The name of the fastest strategy; of equally fast ones the first."""
     seconds = {name: model.step_s(sync) for name, sync in systems.items()}
     least = min(seconds.values())
@@ -275,7 +275,7 @@ def fastest(model: TimingModel, systems: Mapping[str, Sync]) -> str:
 
 
 def where_fastest(
-    model: TimingModel, systems: Mapping[str, Sync], low: float, high: float
+    model: TimingModel, systems: Mapping[str, AnySync], low: float, high: float
 ) -> tuple[Range, ...]:
     """The ranges of bandwidth from `low` to `high`, ascending, with the fastest strategy of each.
 
@@ -298,7 +298,7 @@ def where_fastest(
 
 
 def _boundary(
-    model: TimingModel, systems: Mapping[str, Sync], winner: str, left: float, right: float
+    model: TimingModel, systems: Mapping[str, AnySync], winner: str, left: float, right: float
 ) -> float:
     """The bandwidth at which `winner`, fastest at `left` and not at `right`, is overtaken."""
     while right > left * (1 + _SAME):

@@ -1,5 +1,7 @@
 """A user's own data sets: samples that are read, and collated to batches that fit the model."""
 
+import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -104,7 +106,13 @@ class OwnSamples:
             num_workers=self.workers,
             collate_fn=self._collate,
         )
-        loaded = iter(loader)
+        try:
+            loaded = _started(loader)
+        except Exception as error:  # of many kinds
+            raise DataError(
+                f"{self.name}: its {self.workers} workers cannot be started: "
+                f"{type(error).__name__}: {error}; with workers=0 the rank itself reads it"
+            ) from error
         try:
             for keys in requests():
                 if not keys:
@@ -112,13 +120,24 @@ class OwnSamples:
                     continue
                 try:
                     batch = next(loaded)
-                except (DataError, RuntimeError) as error:
-                    error.__traceback__ = None  # whose frames keep the workers
-                    # torch puts what a worker raised behind the worker's traceback.
-                    raise DataError(str(error).rpartition("DataError: ")[2].strip()) from None
+                except Exception as error:
+                    # Frames in these, which keep the workers, and are kept by the errors in them.
+                    error.__traceback__ = error.__cause__ = error.__context__ = None
+                    raise self._unread(error) from None
                 yield self._fitting(batch, len(keys))
         finally:
             del loaded  # and the workers end, which the traceback of an error would keep
+
+    def _unread(self, error: Exception) -> DataError:
+        """What a worker has raised, or what torch or the system says of one that died."""
+        if isinstance(error, DataError):
+            # torch puts what a worker raised behind the worker's traceback.
+            return DataError(str(error).rpartition("DataError: ")[2].strip())
+        return DataError(
+            f"{self.name}: a worker that reads it ended: {type(error).__name__}: "
+            f"{str(error).strip()}; was there too little memory? Fewer workers= take less, and "
+            "with workers=0 the rank itself reads"
+        )
 
     def _without_rows(self) -> Batch:
         """A batch as others, of no rows: a rank may have none."""
@@ -191,6 +210,19 @@ def _as_real(one: Input, dtype: torch.dtype) -> str:
     else:
         traced = f"Input({one.shape}, vocabulary=...), if they are token ids"
     return f"{gives} gives them, {where}; or trace it with {traced}"
+
+
+def _started(loader: DataLoader[Any]) -> Iterator[Any]:
+    """The loader's iterator, which has started the workers."""
+    if threading.current_thread() is not threading.main_thread():
+        return iter(loader)
+    before = signal.getsignal(signal.SIGCHLD)
+    loaded = iter(loader)
+    if before is not None:
+        # torch's own handler would raise a dead worker's error in whatever the rank computes then,
+        # and not where it reads, which finds out too.
+        signal.signal(signal.SIGCHLD, before)
+    return loaded
 
 
 def _opened(given: Own, split: Literal["train", "test"]) -> Any:

@@ -19,7 +19,7 @@ from workbench.comm.codecs import PieceCoding, coder_of
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.codec import Codec, CodecName
-from workbench.plan.experiment.experiment import SGD, Adam, AdamW, Experiment, Optimizer
+from workbench.plan.experiment.experiment import SGD, Adam, AdamW, AnyOptimizer, Experiment
 from workbench.train.measure.repeating import Repetition, Until, estimate, finish, slowest
 from workbench.train.strategies.remembered import build_optimizer
 
@@ -30,7 +30,7 @@ DTYPES = {
     "fp16": torch.float16,
     "fp64": torch.float64,
 }
-_OPTIMIZERS: tuple[Optimizer, ...] = (SGD(lr=1e-6, momentum=0.9), Adam(lr=1e-6), AdamW(lr=1e-6))
+_OPTIMIZERS: tuple[AnyOptimizer, ...] = (SGD(lr=1e-6, momentum=0.9), Adam(lr=1e-6), AdamW(lr=1e-6))
 _CODECS: tuple[CodecName, ...] = get_args(CodecName)
 _COPIED_BYTES, _UPDATED_BYTES, _CODED_BYTES = 2**26, 2**24, 2**22
 SIDE = {"cpu": 384, "cuda": 8192}  # of the matrices that are multiplied
@@ -147,7 +147,7 @@ def _blocks(device: torch.device) -> Sequence[Callable[[], object]]:
     return lambda: backward(blocks(x)), lambda: backward(again()), lambda: blocks(x)
 
 
-def _update(value: Optimizer, device: torch.device) -> Callable[[], object]:
+def _update(value: AnyOptimizer, device: torch.device) -> Callable[[], object]:
     parameter = nn.Parameter(torch.ones(_UPDATED_BYTES // 4, device=device))
     parameter.grad = torch.ones_like(parameter)
     return build_optimizer(value, [parameter]).step

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from workbench.model.tracing.trace import trace
+from workbench.plan.placement.propagation import Saved
 from workbench.plan.plan import Plan
-from workbench.plan.saved import Saved
 
 TOKENS, WIDTH, HEADS = 6, 16, 2
 

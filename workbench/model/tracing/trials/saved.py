@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.model.tracing.batch import tensors
-from workbench.plan.saved import Saved
+from workbench.plan.placement.propagation import Saved
 
 
 def watched(
