@@ -10,7 +10,7 @@
     mul                                 each factor, where the other's gradient is wanted
     add, flatten                        nothing
     attention in windows                see below
-    any other, ReLU ...                 what it did when it was traced (`plan.placement.propagation.Saved`)
+    any other, ReLU ...                 what it did when it was traced (`Saved`)
 
 Source: torch's derivatives.yaml; attention as its events show.
 
