@@ -28,7 +28,7 @@ from workbench.model.tracing.rewrites.attention import find_self_attention
 from workbench.model.tracing.rewrites.detours import Detour, gather_detours
 from workbench.model.tracing.rewrites.inplace import drop_unused
 from workbench.model.tracing.rewrites.linears import find_linears
-from workbench.model.tracing.tracer import ValueTracer
+from workbench.model.tracing.tracer import ValueTracer, without_objects
 from workbench.model.tracing.trials.independence import constants_of, show_independence
 from workbench.model.tracing.trials.propagation import find_propagations
 from workbench.model.tracing.trials.whole import is_small, show_same
@@ -444,7 +444,7 @@ def _chosen(found: Sequence[Any], roles: tuple[str, ...]) -> list[Any]:
 
 def _with_role(roles: Roles | None, returned: Any, training: bool) -> list[Any]:
     """What a graph returns of what its module does."""
-    _, found, own = _returned(returned, roles, training=training)
+    _, found, own = _returned(without_objects(returned), roles, training=training)
     return _chosen(found, own)
 
 

@@ -197,7 +197,10 @@ def _batch(inputs: Sequence[Input]) -> list[Tensor]:
                 mask[..., 0] = True
             found.append(mask)
         elif one.vocabulary is not None:
-            found.append(torch.randint(one.vocabulary, shape))
+            numbers = torch.randint(one.vocabulary, shape)
+            if one.vocabulary == 2 and one.shape:  # most likely a mask
+                numbers[..., 0] = 1
+            found.append(numbers)
         else:
             found.append(torch.randn(shape, dtype=torch.float64))
     return found
