@@ -301,6 +301,14 @@ def test_folder_that_is_missing(tmp_path):
         open_data(ImageFolder(root=str(tmp_path / "no")), (Input(RGB),), 3, "train")
 
 
+def test_the_order_in_which_folders_are_listed_does_not_matter(folder, monkeypatch):
+    listed = Path.iterdir
+    monkeypatch.setattr(
+        Path, "iterdir", lambda self: sorted(listed(self), reverse=self.name == "test")
+    )
+    assert open_data(folder, (Input(RGB),), 3, "test").num_classes == 3
+
+
 def test_folder_without_a_test_split(folder, tmp_path):
     (tmp_path / "test").rename(tmp_path / "val")
     with pytest.raises(DataError, match=r"no class folders in .*/test; ImageFolder needs"):
