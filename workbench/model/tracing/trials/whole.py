@@ -24,7 +24,7 @@ from workbench.plan.graph import Graph
 from workbench.plan.inputs import Input
 
 SAMPLES = 3
-MOST_ELEMENTS, MOST_FLOPS = 2**24, 2 * 10**9
+MOST_ELEMENTS, MOST_FLOPS = 2**24, 2 * 10**8
 """Of a model's tensors, and of one sample: larger ones would take seconds to compare."""
 
 SAME = 1e-6  # of the largest element; rewritten operations round differently
