@@ -148,6 +148,14 @@ def test_a_mean_over_unequal_numbers_of_tokens_is_refused():
         OwnLoss(value, None, CPU, torch.float32).check(Trial(64, (scores,), tokens))
 
 
+def test_outputs_and_targets_that_are_broadcast_are_named():
+    one = Trial(8, (torch.rand(8, 1),), torch.rand(8))
+    value = experiment(LABELLED, loss=lambda y, t: (y - t).square().mean()).loss
+    text = r"outputs are \(8, 1\) and targets \(8,\), which torch broadcasts to \(8, 8\): give both"
+    with pytest.raises(OwnObjectError, match=text):
+        OwnLoss(value, None, CPU, torch.float32).check(one)
+
+
 class Hits:
     """As torchmetrics has them: states that add up."""
 

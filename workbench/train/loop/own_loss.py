@@ -132,12 +132,12 @@ class OwnLoss:
         unlike = [one for one in every if not one.adds_up]
         unlike += [one for one in every if not one.is_sum]
         if unlike:
-            raise OwnObjectError(self._mixed(unlike[0], every))
+            raise OwnObjectError(self._mixed(unlike[0], every, _broadcast(tried)))
 
-    def _mixed(self, first: "_Parted", every: Sequence["_Parted"]) -> str:
+    def _mixed(self, first: "_Parted", every: Sequence["_Parted"], broadcast: str) -> str:
         """Says that some parts do not make up a whole, and what may be meant."""
         name = "sum" if self._mean else "mean"
-        hint = (
+        hint = broadcast or (
             f"it is their {name}: say Loss(..., reduction={name!r})"
             if all(one.otherwise(mean=self._mean).is_sum for one in every)
             else "if it weighs rows by their targets, or leaves some out, let it give a value for "
@@ -267,3 +267,21 @@ class _Parted:
         factors = [rows / part.rows if mean else part.rows / rows for part in self.parts]
         parts = [part.times(by) for part, by in zip(self.parts, factors, strict=True)]
         return replace(self, parts=parts)
+
+
+def _broadcast(tried: Trial) -> str:
+    """Why rows may meet each other: outputs and targets of other shapes are made to fit."""
+    output, targets = tried.outputs[0], tried.targets
+    if not isinstance(targets, Tensor) or output.shape == targets.shape:
+        return ""
+    try:
+        both = torch.broadcast_shapes(output.shape, targets.shape)
+    except RuntimeError:
+        return ""
+    if not targets.is_floating_point() or both == output.shape:
+        return ""
+    shapes = f"outputs are {tuple(output.shape)} and targets {tuple(targets.shape)}"
+    return (
+        f"{shapes}, which torch broadcasts to {tuple(both)}: give both one shape, as in "
+        "loss=lambda outputs, targets: function(outputs.squeeze(1), targets)"
+    )
