@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.model import ModelError, build, build_fake, trace
-from workbench.model.build import code_of, named
+from workbench.model import ModelError, TraceError, build, build_fake, trace
+from workbench.model.build import code_of, named, structure
 from workbench.plan.graph import Source
 
 IMAGE = (3, 32, 32)
@@ -128,3 +128,22 @@ def test_nothing_is_said_of_modules_that_hold_indices():
     module = nn.Linear(2, 2)
     module.register_buffer("order", torch.tensor([1, 0]))
     assert code_of(module) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (torch.eye(3).to_sparse(), "'held' of Linear is sparse_coo, .* register it dense, .*dense"),
+        (torch.eye(3).double(), "'held' of Linear is float64, and 'weight' is not: .*float32, too"),
+    ],
+)
+def test_what_cannot_be_kept_as_it_is_is_refused_by_name(given, says):
+    module = nn.Linear(2, 3)
+    module.register_buffer("held", given)
+    with pytest.raises(TraceError, match=says):
+        structure(module)
+
+
+def test_a_module_given_in_float64_has_one_precision():
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double()
+    assert {held.dtype for held in structure(module).parameters()} == {torch.float32}

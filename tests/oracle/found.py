@@ -420,6 +420,33 @@ EQUAL = {
         ),
         Cut(2),
     ),
+    "in place, on parts that are converted before": Case(
+        Net(
+            (5, 8),
+            ("self.m = nn.Linear(8, 16)", "self.head = nn.Linear(16, 3)"),
+            (
+                "y = self.m(x)",
+                "y.masked_fill_(x[:, :, :1] > 0.3, 0.0)",
+                "y = y * torch.sigmoid(y).detach().bernoulli_(0.5).tril_()",
+                "x = self.head(y.mean(1))",
+            ),
+        ),
+        Cut(2, (("m", "shard_out", 2, (3, 1)),), rows=(1, 2)),
+        Run(batch_size=7),
+    ),
+    "a batch norm in evaluation alone, behind parts": Case(
+        Net(
+            (8,),
+            (
+                "self.m = nn.Linear(8, 6)",
+                "self.m1 = nn.BatchNorm1d(6)",
+                "self.head = nn.Linear(6, 3)",
+            ),
+            ("x = self.m(x)", "x = self.head(x if self.training else self.m1(x))"),
+        ),
+        Cut(2, (("m", "shard_out", 2, (2, 1)), ("head", "shard_in", 2, None))),
+        Run(evaluate_every=1),
+    ),
     "inputs changed in place, and evaluated after every step": Case(
         Net(
             (2, 9),

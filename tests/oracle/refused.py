@@ -106,6 +106,27 @@ REFUSED = {
         ),
         "mul_ changes 'head.weight'",
     ),
+    "a cut weight that evaluation reads whole, merged": (
+        Case(
+            Net(
+                (8,),
+                (
+                    "self.m = nn.Linear(8, 8)",
+                    "self.m1 = nn.Parameter(torch.rand(8, 2))",
+                    "self.head = nn.Linear(8, 3)",
+                ),
+                (
+                    "if self.training:",
+                    "    x = self.m(x) + x @ self.m1 @ self.m1.t()",
+                    "else:",
+                    "    x = F.linear(x, self.m.weight + self.m1 @ self.m1.t(), self.m.bias)",
+                    "x = self.head(x)",
+                ),
+            ),
+            Cut(2, (("m", "shard_out", 2, None),)),
+        ),
+        "layer 'm': 'm.weight' is cut",
+    ),
     "a shape that goes over samples": (
         Case(
             Net(

@@ -107,6 +107,10 @@ class _Cutting:
         self.context, self.groups, self.rank = context, groups, context.rank
         self.traced = traced
         self.nodes = {node.name: node for node in self.traced.graph.nodes}
+        # Of operations that must not write into their input: what readers read instead of the node,
+        # and what reads the input instead of it.
+        self.typed: dict[torch.fx.Node, torch.fx.Node] = {}
+        self.copied: dict[torch.fx.Node, torch.fx.Node] = {}
         self.steps: dict[tuple[str, tuple[Conversion, ...]], torch.fx.Node] = {}
         self.dtypes: LayerDtypes | None = None
         self._sizes = {
@@ -250,13 +254,14 @@ class _Cutting:
         with self.traced.graph.inserting_before(node):
             copied = self.traced.graph.call_method("clone", node.args[:1])
         node.args = (copied, *node.args[1:])
+        self.copied[node] = copied
 
     def _keep_type(self, node: torch.fx.Node) -> None:
         """Gives a result the type of what it would have been written into."""
         with self.traced.graph.inserting_after(node):
             typed = self.traced.graph.call_method("type_as", (node, node.args[0]))
         node.replace_all_uses_with(typed, delete_user_cb=lambda user: user is not typed)
-        self.nodes[node.name] = typed
+        self.typed[node] = typed
 
     def _place_draws(self, layer: Layer) -> None:
         """Lets what a layer draws depend on nothing but the places of its elements."""
@@ -378,7 +383,9 @@ class _Cutting:
         for name in dict.fromkeys(layer.inputs):
             steps = self.flow.edges[name, layer.name]
             if steps:
-                node.replace_input_with(self._node(name), self._converting(name, steps, layer.name))
+                read = self._converting(name, steps, layer.name)
+                for one in (node, self.copied.get(node, node)):
+                    one.replace_input_with(self._node(name), read)
         if layer.name in self.flow.ways:
             self._count_rows(layer, node)
 
@@ -415,7 +422,8 @@ class _Cutting:
     def _node(self, name: str) -> torch.fx.Node:
         if name in self.graph.sources:
             return input_node(self.traced.graph, self.graph, name)
-        return self.nodes[self.graph[name].node]
+        node = self.nodes[self.graph[name].node]
+        return self.typed.get(node, node)
 
     def _return(self) -> None:
         """Has the model return a plain tuple of its outputs, converted as the flow says."""

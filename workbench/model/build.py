@@ -99,7 +99,8 @@ def structure(module: nn.Module) -> nn.Module:
     puts there, and, in a module that is given in training mode, those that are there already.
 
     Raises:
-        TraceError: a parameter has no shape yet, or the module cannot be copied.
+        TraceError: a parameter has no shape yet, a tensor is sparse, or is float64 where another is
+            not; or the module cannot be copied.
     """
 
     def without_values(tensor: Tensor) -> Tensor:
@@ -112,11 +113,35 @@ def structure(module: nn.Module) -> nn.Module:
                 f"{name!r} of {type(module).__name__} has no shape yet; "
                 "run the module once on a batch, so that its lazy layers know their sizes"
             )
+        if tensor.layout != torch.strided:
+            layout = str(tensor.layout).removeprefix("torch.")
+            raise TraceError(
+                f"{name!r} of {type(module).__name__} is {layout}, and what a model holds is kept "
+                "in files and divided as dense tensors: register it dense, tensor.to_dense()"
+            )
+    _of_one_precision(module)
     evaluating = [path for path, part in module.named_modules() if not part.training]
     made = with_tensors(module, without_values).train()
     for path in evaluating if module.training else ():
         made.get_submodule(path).training = False
     return made
+
+
+def _of_one_precision(module: nn.Module) -> None:
+    """Checks that the experiment's precision can be that of all tensors.
+
+    Raises:
+        TraceError: some are float64, and others are not.
+    """
+    named = (*module.named_parameters(), *module.named_buffers())
+    double = [name for name, held in named if held.dtype == torch.float64]
+    other = [n for n, held in named if held.is_floating_point() and held.dtype != torch.float64]
+    if double and other:
+        raise TraceError(
+            f"{double[0]!r} of {type(module).__name__} is float64, and {other[0]!r} is not: an "
+            "experiment has one precision for all of them, precision='fp32' or 'fp64', and starts "
+            f"from float32. Make {double[0]!r} float32, too, by .float()"
+        )
 
 
 def with_tensors(module: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:

@@ -16,11 +16,12 @@ from workbench.plan.html import save_value
 from workbench.plan.placement.choice import LayerPlan, as_scheme, checked, require
 from workbench.plan.placement.division import checked_shares, shared_out
 from workbench.plan.placement.flow import Flow, flow_of
+from workbench.plan.placement.layout import ROWS
 from workbench.plan.placement.mesh import require_group
 from workbench.plan.placement.module_plan import ModulePlan, module_plan_of
 from workbench.plan.placement.recompute import choose, matching, segments_of
 from workbench.plan.placement.tail import ROUNDS, Rounds, RoundsError, Tail, tail_of
-from workbench.plan.placement.tied import check_tied, together
+from workbench.plan.placement.tied import check_evaluated, check_tied, together
 from workbench.plan.reading import about, text_of, toml_of
 from workbench.plan.rules.filters import Shares, filters, shares_of_rows
 from workbench.plan.rules.presets import explained, hybrid
@@ -78,6 +79,7 @@ class Plan:
             return
         if any(choice.is_own for choice in chosen.values()):
             _ = self.flow  # refuses what a scheme must not state
+        check_evaluated(self.graph, lambda: self.flow)
         if self.rounds != "BK":
             _ = self.tail  # refuses what cannot be
 
@@ -327,7 +329,8 @@ class Plan:
     def evaluation(self) -> "Plan":
         """The plan under which the model evaluates: this one, unless its layers differ then.
 
-        Layers with weights read the same layouts as in training, so that weights stay in place.
+        Layers with weights read the same layouts as in training, so that weights stay in place;
+        those that training does not call have whole ones.
         """
         graph = self.graph.evaluation
         if graph is None:
@@ -337,9 +340,9 @@ class Plan:
         choices = {n: choice for n, choice in kept.items() if n in names and choice != LayerPlan()}
         plan = replace(self, graph=graph, layers=choices, rounds="BK")
         held = {
-            layer.name: self.flow.inputs[layer.name]
+            layer.name: self.flow.inputs.get(layer.name, ROWS)
             for layer in graph.layers
-            if layer.weights and layer.kind != "parameter" and layer.name in self.flow.inputs
+            if layer.weights and layer.kind != "parameter"
         }
         plan.__dict__["flow"] = flow_of(graph, plan.layers, held)
         return plan

@@ -117,6 +117,26 @@ def test_what_no_split_could_repeat_is_refused(call, reason):
         trace(calling(lambda self, x: call(x.flatten(1))), input_shape=TOKENS)
 
 
+def seeded(x):
+    torch.manual_seed(1)
+    return x * torch.rand_like(x)
+
+
+def forked(x):
+    with torch.random.fork_rng(devices=[]):
+        return x * torch.rand_like(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"), [(seeded, "torch.manual_seed"), (forked, "torch.random.fork_rng")]
+)
+def test_a_seed_of_the_model_s_own_is_refused(call, name):
+    were = torch.manual_seed, torch.random.fork_rng
+    with pytest.raises(TraceError, match=rf"{name} in forward: .*Leave it out.*Experiment\(seed"):
+        trace(calling(lambda self, x: call(x.flatten(1))), input_shape=TOKENS)
+    assert were == (torch.manual_seed, torch.random.fork_rng)
+
+
 class Counted(Draws):
     """Draws one tensor whose elements are those of sample 3 and of a key."""
 

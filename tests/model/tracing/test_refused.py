@@ -1,6 +1,7 @@
 """What cannot be traced: each case has one error that says where and what to do."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -254,3 +255,15 @@ def test_after_a_failure_everything_works_as_before():
 def test_a_submodule_with_a_name_that_torch_fx_uses_itself():
     said = refusal(lambda self, x: self.code(x), code=nn.Flatten())
     assert "a submodule named code" in said
+
+
+@cache
+def remembered(size):
+    return torch.ones(size, size).tril()
+
+
+def test_a_value_that_an_earlier_trace_has_left():
+    said = refusal(lambda self, x: x @ remembered(8).to(x))
+    assert "it uses a value of another trace" in said
+    assert "self.register_buffer" in said
+    remembered.cache_clear()

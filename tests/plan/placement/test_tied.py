@@ -11,7 +11,9 @@ from workbench.plan.inputs import Input
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.placement import Partial, Replicate, Shard
+from workbench.plan.placement.tied import read_otherwise
 from workbench.plan.plan import Plan
+from workbench.predict.search.space.choices import options_of
 
 SHARES = (2, 0, 1)
 
@@ -72,3 +74,49 @@ def test_hybrid_cuts_a_table_with_its_scores_and_one_alone_by_features():
     assert tied["table"] == LayerPlan("shard_in", 2)
     assert tied["scores"] == LayerPlan("shard_out", 2)
     assert apart["table"] == LayerPlan("shard_out", 2)
+
+
+def read_in_evaluation(*, folded: bool) -> Graph:
+    """A norm between two layers, of which evaluation reads the weight: into a layer, or not."""
+    trained = Builder((8,)).linear("first", 6).norm("norm").linear("second", 4).graph()
+    there = Builder((8,)).linear("first", 6)
+    held = trained["norm"].weights
+    for weight in held[:-1]:
+        there.add(weight.name, "parameter", weight.shape, weights=(weight,), rows=0)
+        there.layers[-1] = replace(there.layers[-1], inputs=())
+    if folded:
+        there.add("folded", "mul", (6,), "first", "norm.weight")
+    there.linear("second", 4, "folded" if folded else "first")
+    return replace(trained, evaluation=there.graph())
+
+
+@pytest.mark.parametrize("plan", [Plan.hybrid, Plan.filters])
+def test_rules_leave_whole_what_evaluation_reads_otherwise(plan):
+    graph = read_in_evaluation(folded=True)
+    assert read_otherwise(graph) == {"norm": "folded"}
+    made = plan(graph, 2)
+    assert "first" not in made.layers
+    assert made.layers["second"].group_size == 2
+    assert made.evaluation.flow.weights["norm.weight"].placement == Replicate()
+
+
+def test_an_own_choice_that_evaluation_cannot_read_is_refused():
+    plan = Plan.data_parallel(read_in_evaluation(folded=True), 2)
+    says = (
+        r"layer 'norm': 'norm.weight' is cut, S\(0: 3/3\) over 2, and evaluation reads it .*whole"
+    )
+    with pytest.raises(PlanError, match=says):
+        plan.with_layer("first", scheme="shard_out")
+    assert plan.with_layer("first", scheme="duplicate").flow
+
+
+def test_what_evaluation_does_not_read_may_be_cut():
+    graph = read_in_evaluation(folded=False)
+    assert read_otherwise(graph) == {}
+    assert Plan.hybrid(graph, 2).layers["first"].scheme == "shard_out"
+
+
+def test_a_search_keeps_whole_what_evaluation_reads_otherwise():
+    options = options_of(read_in_evaluation(folded=True), 2, (1, 2), {}, {})
+    assert options["first"] == (LayerPlan(),)
+    assert len(options["second"]) > 1

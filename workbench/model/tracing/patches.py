@@ -3,6 +3,7 @@
 import logging
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from workbench.model.errors import TraceError
+from workbench.model.tracing.failure import is_users
 
 
 class RecordedFactories(TorchFunctionMode):
@@ -86,19 +88,54 @@ def limits_recorded(record: Callable[[Any, Any, Any], Any | None]) -> Iterator[N
 
 @contextmanager
 def refuse_other_draws() -> Iterator[None]:
-    """Refuses random numbers that are not torch tensors: they would become constants.
+    """Refuses random numbers that are not torch tensors, and seeds that the model sets itself.
+
+    The former would become constants. What a layer draws follows from the experiment's seed.
 
     Raises:
-        TraceError: some were drawn.
+        TraceError: some were drawn, or a seed was set.
     """
     before = _other_generators()
-    yield
+    with _seeds_refused():
+        yield
     for name, state in _other_generators().items():
         if state != before[name]:
             raise TraceError(
                 f"forward draws from {name}: the number drawn while tracing would be used for "
                 "ever. Draw a tensor, torch.rand(len(x), 1), and choose by torch.where"
             )
+
+
+@contextmanager
+def _seeds_refused() -> Iterator[None]:
+    """Has the functions that set the state of torch's generators raise where a model calls them."""
+    were = [
+        (module, name, getattr(module, name))
+        for module in (torch, torch.random, torch.cuda)
+        for name in ("manual_seed", "manual_seed_all", "seed", "set_rng_state", "fork_rng")
+        if hasattr(module, name)
+    ]
+
+    def refusing(name: str, function: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if not is_users(sys._getframe(1).f_code):
+                return function(*args, **kwargs)
+            raise TraceError(
+                f"{name} in forward: what layers draw follows from the experiment's seed, its step "
+                "and the places of the elements, so that it is the same however the model is "
+                "split. Leave it out, and choose wb.Experiment(seed=...); numbers that are to be "
+                "the same in every step, draw in __init__, self.register_buffer(...)"
+            )
+
+        return called
+
+    try:
+        for module, name, function in were:
+            setattr(module, name, refusing(f"{module.__name__}.{name}", function))
+        yield
+    finally:
+        for module, name, function in were:
+            setattr(module, name, function)
 
 
 def _other_generators() -> dict[str, object]:

@@ -6,15 +6,20 @@ features:
     cut by          embedding      unembedding    table of V tokens, E features
     vocabulary      shard_in       shard_out      S(0) of [V, E]
     features        shard_out      shard_in       S(1)
+
+A model may read a weight otherwise in evaluation than in training: merged with another, rounded, or
+in a layer of another name. Nobody moves weights between the two, so such a weight stays whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, Layer, Weight
 from workbench.plan.placement.choice import LayerPlan, check
+from workbench.plan.placement.flow import Flow
 from workbench.plan.placement.placement import Replicate, Shard
+from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.placement.schemes import schemes_of
 
 Held = dict[str, tuple[int, Replicate | Shard]]
@@ -79,6 +84,71 @@ def check_tied(graph: Graph, choices: Mapping[str, LayerPlan]) -> None:
         one, other = (choices.get(each.name, LayerPlan()) for each in (owner, layer))
         if not _alike(owner, owner, one, layer, other):
             raise _refusal(owner, owner, one, layer, other)
+
+
+def read_otherwise(graph: Graph) -> dict[str, str]:
+    """The layers whose weights other layers read in evaluation, each with one of those."""
+    there = graph.evaluation
+    if there is None:
+        return {}
+    named = {
+        name: layer.name
+        for layer in there.layers
+        for weight in layer.weights
+        for name in (weight.name, *weight.aliases)
+    }
+    found: dict[str, str] = {}
+    for layer in graph.layers:
+        if layer.kind == "parameter" or not layer.weights:
+            continue  # which is whole in any case
+        users = {one.name: one.kind for one in sharing(graph, layer.name)}
+        names = (name for weight in layer.weights for name in (weight.name, *weight.aliases))
+        for owner in dict.fromkeys(named[name] for name in names if name in named):
+            for one in sharing(there, owner):
+                of_parameter = one.kind == "parameter"
+                readers = there.consumers[one.name] if of_parameter else (one.name,)
+                if readers and users.get(one.name) != one.kind:
+                    found = {**dict.fromkeys(users, readers[0]), **found}
+    return found
+
+
+def kept_whole(graph: Graph) -> frozenset[str]:
+    """The layers that no rule cuts: evaluation reads otherwise their weights, or those that follow.
+
+    A batch norm, say, is cut as the layer before it is.
+    """
+    found: set[str] = set()
+    waiting = list(read_otherwise(graph))
+    while waiting:
+        name = waiting.pop()
+        if name in found or name in graph.sources:
+            continue
+        found.add(name)
+        if graph[name].kind not in SPLITTABLE:
+            waiting += graph[name].inputs
+    return frozenset(found)
+
+
+def check_evaluated(graph: Graph, flow: Callable[[], Flow]) -> None:
+    """Checks that what evaluation reads otherwise than training is whole.
+
+    Args:
+        graph: the model.
+        flow: gives the placement of its weights, if that is to be known.
+
+    Raises:
+        PlanError: it is cut; the text names the layer, and who reads its weights in evaluation.
+    """
+    for name, reader in read_otherwise(graph).items():
+        for weight in graph[graph[name].shared or name].weights:
+            placed = flow().weights[weight.name]
+            if isinstance(placed.placement, Shard):
+                raise PlanError(
+                    f"layer {name!r}: {weight.name!r} is cut, {placed.placement} over "
+                    f"{placed.group_size}, and evaluation reads it otherwise than training, whole, "
+                    f"in {reader!r}: keep the layer, or the one that it follows, whole "
+                    "(scheme='replicate'), or let forward read the weight alike in both"
+                )
 
 
 def _alike(owner: Layer, layer: Layer, choice: LayerPlan, other: Layer, others: LayerPlan) -> bool:

@@ -13,6 +13,9 @@ squeeze-and-excitation. A layer that reads P's filters and needs all of them gat
 that gives the model's result, where it reads whole features, is replicated. Attention is sharded by
 heads.
 
+A layer that shares its weights, or whose weights evaluation reads otherwise than training, is
+replicated, too.
+
 Filters are divided in grains, since kernels compute 8 or 16 channels at a time: a layer with
 less than `GRAINS` of them for each rank gets smaller ones, by halves. A layer with fewer filters
 than ranks leaves ranks without any: they take part in every collective, and the result is the same.
@@ -30,6 +33,7 @@ from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.division import checked_shares
 from workbench.plan.placement.placement import apportion
 from workbench.plan.placement.rules import SPLITTABLE, UNARY, feature_dim
+from workbench.plan.placement.tied import kept_whole
 
 GRAINS = 4
 
@@ -103,13 +107,14 @@ class _Alternation:
     def __init__(self, graph: Graph, group_size: int, shares: Shares, grain: int) -> None:
         self.graph, self.group_size, self.grain = graph, group_size, grain
         self.patterns = shares if isinstance(shares, Mapping) else {"*": shares or ()}
+        self.whole = kept_whole(graph) | graph.shares_weights
         self.given: dict[str, tuple[int, ...] | None] = dict.fromkeys(graph.sources)
 
     def choice(self, layer: Layer) -> list[tuple[str, LayerPlan]]:
         """(its name, its choice) of a layer that has one."""
         read = [self.given[name] for name in layer.inputs]
         self.given[layer.name] = None
-        if layer.name in self.graph.shares_weights:
+        if layer.name in self.whole:
             return []
         if layer.kind not in SPLITTABLE:
             self.given[layer.name] = self._kept(layer, read)

@@ -18,6 +18,8 @@ also behind a gate, and the output of attention that is written out, which so is
 An embedding is cut by features, whose pieces travel once; one whose table also gives the scores of
 tokens is cut by the vocabulary, with those, so that whole scores are nowhere.
 
+A layer whose weights evaluation reads otherwise than training stays whole (`placement/tied.py`).
+
 Source: SplitBrain (arXiv:2112.15317) for the division of a network; the thresholds are ours.
 """
 
@@ -29,9 +31,9 @@ from typing import Literal
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.tied import sharing, together
+from workbench.plan.placement.tied import kept_whole, sharing, together
 
-Reason = Literal["cut", "convolution", "small", "light", "shared"]
+Reason = Literal["cut", "convolution", "small", "light", "shared", "evaluated"]
 
 CANDIDATES = ("linear", "embedding", "attention")
 
@@ -49,7 +51,8 @@ class LayerDecision:
         parameters: the layer's share of the model's parameters, 0 to 1.
         flops: the layer's share of the model's FLOPs, 0 to 1.
         reason: "cut" if the layer is sharded, or why it stays whole: a "convolution"; "small" or
-            "light" (not heavy); or its weights are "shared" with another layer.
+            "light" (not heavy); its weights are "shared" with another layer, or are "evaluated"
+            otherwise than they are trained.
     """
 
     layer: Layer
@@ -85,6 +88,7 @@ def layer_decisions(graph: Graph) -> tuple[LayerDecision, ...]:
     candidates = [layer for layer in held if layer.kind in CANDIDATES]
     largest = max((layer.parameters for layer in candidates), default=1)
     found = []
+    whole = kept_whole(graph)
     tables = {layer.name for layer in held if _is_tied_table(graph, layer)}
     for layer in held:
         if layer.kind not in (*CANDIDATES, "conv2d") or layer.shared in tables:
@@ -95,6 +99,8 @@ def layer_decisions(graph: Graph) -> tuple[LayerDecision, ...]:
         reason: Reason = "cut"
         if layer.kind == "conv2d":
             reason = "convolution"
+        elif layer.name in whole:
+            reason = "evaluated"
         elif layer.name in graph.shares_weights and layer.name not in tables:
             reason = "shared"
         elif layer.parameters < LARGE * largest:
@@ -166,6 +172,7 @@ _WHY = {
     "small": f"whole, < {LARGE:.0%} of the largest",
     "light": f"whole, parameters < {HEAVY:g} times FLOPs",
     "shared": "whole, weights shared with another layer",
+    "evaluated": "whole, weights that evaluation reads otherwise",
 }
 
 _NAMES = 3

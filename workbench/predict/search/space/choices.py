@@ -22,6 +22,7 @@ from workbench.plan.placement.mesh import group_sizes
 from workbench.plan.placement.placement import Replicate
 from workbench.plan.placement.rules import SPLITTABLE, after, joins
 from workbench.plan.placement.schemes import BUILT_IN, SCHEMES, schemes_of
+from workbench.plan.placement.tied import kept_whole
 
 # A preferred layout: ("rows", 1, None), ("whole", k, None) or ("cut", k, shares); or a person's own
 # scheme in the place of "cut", whose layers read features that are cut as it says.
@@ -135,11 +136,12 @@ def options_of(
         PlanError: a pin that the layer cannot have, or an own scheme that states what cannot be.
     """
     found = {}
+    whole = kept_whole(graph) | graph.shares_weights
     for layer in graph.layers:
         pin = pins.get(layer.name)
         if layer.kind not in (*SPLITTABLE, *_FOLLOWING) or joins(layer):
             continue
-        together = layer.name in graph.shares_weights
+        together = layer.name in whole
         more = [] if together else _own_choices(layer, sizes, shares, own)
         if layer.kind not in SPLITTABLE and not more and pin is None:
             continue
@@ -157,7 +159,11 @@ def options_of(
                 raise PlanError(
                     f"pin of layer {layer.name!r}: {pin!r} is impossible in groups of "
                     f"{', '.join(map(str, sizes))} ranks"
-                    + (", and with weights that it shares" if together else "")
+                    + (
+                        ", and with weights that it shares, or that evaluation reads otherwise"
+                        if together
+                        else ""
+                    )
                 )
         found[layer.name] = every
     return found
