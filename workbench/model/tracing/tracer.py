@@ -35,11 +35,11 @@ from workbench.model.tracing.batch import (
     rows_and_shape,
     tensors,
 )
-from workbench.model.tracing.contexts import Context, Under, autocast_watched
+from workbench.model.tracing.contexts import Context, Under, autocast_watched, modes
 from workbench.model.tracing.decisions import decided_alike
 from workbench.model.tracing.draws import RecordedDraws, Shapes, dims_of, drawing
 from workbench.model.tracing.failure import Place, is_users
-from workbench.model.tracing.inputs import parameters_of
+from workbench.model.tracing.inputs import KNOWN, parameters_of, without_objects
 from workbench.model.tracing.kept import Pass, attributes_of, show_no_state
 from workbench.model.tracing.patches import (
     RecordedFactories,
@@ -54,7 +54,7 @@ from workbench.model.tracing.patches import (
 from workbench.model.tracing.proxy import ValueProxy, is_reshape, stated
 from workbench.model.tracing.rewrites.attention import is_window_attention
 from workbench.model.tracing.rewrites.batch_norms import ExtendedBatchNorms
-from workbench.model.tracing.rewrites.inplace import read_what_was_changed
+from workbench.model.tracing.rewrites.inplace import changes_in_place, read_what_was_changed
 from workbench.model.tracing.trials.flops import FlopCounter
 from workbench.model.tracing.trials.gradients import trained_parameters
 from workbench.plan.inputs import Input
@@ -74,7 +74,6 @@ _OF_PARTS = {
 }
 _FINFO = torch.finfo  # which is patched while a model is traced
 _DTYPES: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64, bool: torch.bool}
-_KNOWN = (bool, int, float, complex, str, type(None))
 
 
 class ValueTracer(torch.fx.Tracer):
@@ -143,7 +142,7 @@ class ValueTracer(torch.fx.Tracer):
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             self.names[id(tensor)] = name
         before = attributes_of(root)
-        self.modes = _modes()
+        self.modes = modes()
         with (
             RecordedFactories(self._made),
             sizes_as_tuples(),
@@ -210,6 +209,11 @@ class ValueTracer(torch.fx.Tracer):
         node = self.create_node(kind, target, args, kwargs)
         node.meta.update(line=line, module=self._path)
         self._describe(node, ran)
+        if ran.wrote and not changes_in_place(node, self.root):
+            raise TraceError(
+                f"{name_of(node)} writes into a tensor that it is given, and a graph would not "
+                "see it: let it write into a copy of its own, x = x.clone(), and return that"
+            )
         if (
             of_batch_size
             and tensors(values[0])
@@ -236,7 +240,7 @@ class ValueTracer(torch.fx.Tracer):
         node.meta.update(learns=False, saved=None)
         # The limits of a type are the precision's, not the trace's.
         limits = isinstance(values[0], _FINFO)
-        plain = isinstance(values[0], _KNOWN)
+        plain = isinstance(values[0], KNOWN)
         node.meta["of_type"] = limits or (
             plain and any(source.meta["of_type"] for source in node.all_input_nodes)
         )
@@ -371,7 +375,7 @@ class ValueTracer(torch.fx.Tracer):
         Raises:
             TraceError: a graph cannot contain it.
         """
-        gradients, *autocast = _modes()
+        gradients, *autocast = modes()
         if autocast != [*self.modes[1:]]:
             raise TraceError(
                 "torch.autocast in forward would be lost: the experiment's precision says what is "
@@ -397,7 +401,7 @@ class ValueTracer(torch.fx.Tracer):
             )
         held = self._read() if module is None else [*module.parameters(), *module.buffers()]
         versions = [tensor._version for tensor in held]
-        values, counters, drawn = [], [], []
+        values, counters, drawn, wrote = [], [], [], False
         self.running = True
         try:
             for size in range(len(BATCHES)):
@@ -407,8 +411,10 @@ class ValueTracer(torch.fx.Tracer):
 
                 arguments = map_arg((args, kwargs), value)
                 counter = FlopCounter()
+                before = [tensor._version for tensor in tensors(arguments)]
                 with torch.no_grad(), self.mode, counter:
                     values.append(self._call(kind, target, *arguments))
+                wrote = before != [tensor._version for tensor in tensors(arguments)]
                 counters.append(counter)
                 draws = RecordedDraws()
                 if counter.random:  # it may not have drawn: attention without dropout
@@ -427,7 +433,7 @@ class ValueTracer(torch.fx.Tracer):
             and not counters[0].looked_up
             and any(_is_matrix(tensor, values[0]) for tensor in (held if module else ()))
         )
-        return _Ran((values[0], values[1]), flops, uncounted, (drawn[0], drawn[1]))
+        return _Ran((values[0], values[1]), flops, uncounted, (drawn[0], drawn[1]), wrote)
 
     def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
         module = self._module(target) if kind == "call_module" else None
@@ -453,28 +459,14 @@ class _Ran:
         flops: the FLOPs of one sample.
         uncounted: whether it does more FLOPs than these.
         drawn: the shapes of the random tensors that it drew, at both batch sizes.
+        wrote: whether it wrote into what it read.
     """
 
     values: tuple[Any, ...]
     flops: int = 0
     uncounted: bool = False
     drawn: tuple[Shapes, Shapes] = ([], [])
-
-
-def without_objects(returned: Any) -> Any:
-    """What a model returns; of a dict, what holds tensors and plain values alone.
-
-    Something else, as the cache of keys and values of a language model, can have no role.
-    """
-    if not isinstance(returned, dict):
-        return returned
-    return {name: value for name, value in returned.items() if _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict | tuple | list):
-        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, (Proxy, Tensor, *_KNOWN))
+    wrote: bool = False
 
 
 def _is_matrix(weight: Tensor, value: Any) -> bool:
@@ -491,9 +483,4 @@ def _known(first: Any, second: Any) -> bool:
     """
     if isinstance(first, tuple | list):
         return len(first) == len(second) and all(map(_known, first, second))
-    return isinstance(first, _KNOWN) and type(first) is type(second) and bool(first == second)
-
-
-def _modes() -> tuple[bool, ...]:
-    autocast = (torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
-    return torch.is_grad_enabled(), *autocast
+    return isinstance(first, KNOWN) and type(first) is type(second) and bool(first == second)
