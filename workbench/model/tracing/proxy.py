@@ -49,6 +49,30 @@ class ValueProxy(Proxy):
     def __itruediv__(self, other: Any) -> Any:
         return self._in_place(operator.truediv, assigned.truediv, other)
 
+    def __ifloordiv__(self, other: Any) -> Any:
+        return self._in_place(operator.floordiv, assigned.floordiv, other)
+
+    def __imod__(self, other: Any) -> Any:
+        return self._in_place(operator.mod, assigned.mod, other)
+
+    def __ipow__(self, other: Any) -> Any:
+        return self._in_place(operator.pow, assigned.pow, other)
+
+    def __iand__(self, other: Any) -> Any:
+        return self._in_place(operator.and_, assigned.and_, other)
+
+    def __ior__(self, other: Any) -> Any:
+        return self._in_place(operator.or_, assigned.or_, other)
+
+    def __ixor__(self, other: Any) -> Any:
+        return self._in_place(operator.xor, assigned.xor, other)
+
+    def __ilshift__(self, other: Any) -> Any:
+        return self._in_place(operator.lshift, assigned.lshift, other)
+
+    def __irshift__(self, other: Any) -> Any:
+        return self._in_place(operator.rshift, assigned.rshift, other)
+
     def _in_place(
         self, of_numbers: Callable[..., Any], of_tensors: Callable[..., Any], other: Any
     ) -> Any:

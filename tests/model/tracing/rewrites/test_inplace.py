@@ -50,3 +50,61 @@ def test_a_function_that_writes_into_what_it_reads_is_refused():
         trace(
             calling(lambda self, x: halve(self.inside(x)), inside=nn.Linear(4, 3)), input_shape=(4,)
         )
+
+
+def power(x):
+    x **= 2
+
+
+def remainder(x):
+    x %= 0.5
+
+
+@pytest.mark.parametrize("change", [power, remainder])
+def test_augmented_assignment_reaches_every_name_and_view(change):
+    def named(self, x):
+        x = self.inside(x)
+        kept = x
+        change(x)
+        return x + kept
+
+    def viewed(self, x):
+        x = self.inside(x)
+        change(x[:, :2])
+        return x
+
+    traced(calling(named, inside=nn.Linear(4, 4)), 4)
+    with pytest.raises(TraceError, match="which lies in the same memory and is read afterwards"):
+        trace(calling(viewed, inside=nn.Linear(4, 4)), input_shape=(4,))
+
+
+def both_of(mask, other):
+    mask &= other
+
+
+def either_of(mask, other):
+    mask |= other
+
+
+def one_of(mask, other):
+    mask ^= other
+
+
+def shifted(mask, other):
+    number = mask.long()
+    kept = number
+    number <<= 3
+    number >>= other.long()
+    number //= 2
+    mask.copy_(kept > 1)
+
+
+@pytest.mark.parametrize("change", [both_of, either_of, one_of, shifted])
+def test_augmented_assignment_of_masks(change):
+    def forward(self, x):
+        x = self.inside(x)
+        mask = x > 0.2
+        change(mask, x < 0.5)
+        return x * mask
+
+    traced(calling(forward, inside=nn.Linear(4, 4)), 4)
