@@ -254,3 +254,34 @@ def test_after_a_failure_everything_works_as_before():
 def test_a_submodule_with_a_name_that_torch_fx_uses_itself():
     said = refusal(lambda self, x: self.code(x), code=nn.Flatten())
     assert "a submodule named code" in said
+
+
+def constrains(self, x):
+    self.block.weight.data = torch.renorm(self.block.weight.data, p=2, dim=0, maxnorm=0.3)
+    return self.block(x)
+
+
+def replaces(self, x):
+    x = self.block(x)
+    x.data = x.data.clamp(-0.3, 0.3)
+    return x
+
+
+def unlearns(self, x):
+    x = self.block(x)
+    x.requires_grad = False
+    return x
+
+
+@pytest.mark.parametrize(
+    ("forward", "name"),
+    [
+        (constrains, "block_weight.data"),
+        (replaces, "block.data"),
+        (unlearns, "block.requires_grad"),
+    ],
+)
+def test_attributes_of_tensors_that_are_assigned(forward, name):
+    said = refusal(forward, shape=(4,), block=nn.Linear(4, 3))
+    assert f"the assignment to {name} would be lost" in said
+    assert "w = constrain(self.weight)" in said

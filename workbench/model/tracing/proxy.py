@@ -19,6 +19,8 @@ from workbench.model.errors import TraceError
 from workbench.model.tracing import assigned
 from workbench.model.tracing.batch import tensors
 
+_OWN = ("node", "tracer")
+
 
 class ValueProxy(Proxy):
     """A proxy that knows its value at two batch sizes."""
@@ -28,6 +30,20 @@ class ValueProxy(Proxy):
         given = (self, index, value)
         result = self.tracer.create_proxy("call_function", assigned.setitem, given, {})
         result.node.meta["in_place"] = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets what a proxy itself has: an attribute of its tensor would be lost.
+
+        Raises:
+            TraceError: the attribute is the tensor's.
+        """
+        if name in _OWN or name.startswith("_"):
+            return super().__setattr__(name, value)
+        raise TraceError(
+            f"the assignment to {self.node.name}.{name} would be lost, since a graph holds "
+            "operations alone: compute another tensor and use that, w = constrain(self.weight); "
+            "F.linear(x, w)"
+        )
 
     def __getattr__(self, k: str) -> Any:
         if callable(getattr(self.node.meta["values"][0], k)):
