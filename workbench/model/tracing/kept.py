@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from workbench.model.errors import TraceError
+from workbench.model.tracing.proxy import Sizes
 
 _OWN = frozenset(vars(nn.Module())) | {"_modules", "_parameters", "_buffers"}
 _PLAIN = (bool, int, float, complex, str)
@@ -31,11 +32,15 @@ Attributes = dict[tuple[str, str], Any]
 def attributes_of(root: nn.Module) -> Attributes:
     """The attributes of all modules that a forward pass could change; containers are copied."""
     return {
-        (path, name): pytree.tree_map(lambda leaf: leaf, value)
+        (path, name): pytree.tree_map(_copied, value)
         for path, part in root.named_modules()
         for name, value in vars(part).items()
         if name not in _OWN
     }
+
+
+def _copied(leaf: Any) -> Any:
+    return tuple(leaf) if type(leaf) is Sizes else leaf
 
 
 @dataclass(frozen=True)

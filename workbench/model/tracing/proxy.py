@@ -5,21 +5,28 @@ Reshapes are recorded with explicit sizes, so that they also work on a batch wit
 same for a tensor whose channels are sharded.
 """
 
+import dis
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator
+from functools import cache
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node, Proxy
 from torch.fx.proxy import Attribute
 
 from workbench.model.errors import TraceError
 from workbench.model.tracing import assigned
 from workbench.model.tracing.batch import tensors
+from workbench.model.tracing.failure import is_users
 
 _OWN = ("node", "tracer")
+# Functions of torch's own, in Python, that ask for a type in the name of who calls them.
+_ASKING = {torch.is_tensor.__code__, type(nn.Parameter).__instancecheck__.__code__}
 
 
 class ValueProxy(Proxy):
@@ -30,6 +37,19 @@ class ValueProxy(Proxy):
         given = (self, index, value)
         result = self.tracer.create_proxy("call_function", assigned.setitem, given, {})
         result.node.meta["in_place"] = True
+
+    @property
+    def __class__(self) -> type:
+        """The type of the value, where the model's own code asks by isinstance; else the proxy's.
+
+        Only there is it safe: torch, told that this is a tensor, would read memory that it is not.
+        """
+        if not _is_asked(sys._getframe(1)):
+            return ValueProxy
+        value = self.node.meta["values"][0]
+        if isinstance(value, Tensor):
+            return nn.Parameter if isinstance(value, nn.Parameter) else Tensor
+        return type(value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets what a proxy itself has: an attribute of its tensor would be lost.
@@ -111,6 +131,59 @@ class ValueProxy(Proxy):
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
+
+
+class Sizes(tuple[Any, ...]):
+    """A tensor's shape of which some numbers depend on the batch, which torch.Size cannot hold."""
+
+    @property
+    def __class__(self) -> type:
+        """Torch's type of shapes, where the model's own code asks by isinstance; else its own."""
+        return torch.Size if _is_asked(sys._getframe(1)) else Sizes
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        return _sized(part) if isinstance(index, slice) else part
+
+    def __add__(self, other: Any) -> Any:
+        return _sized(super().__add__(other))
+
+    def numel(self) -> Any:
+        """The product of the sizes."""
+        return math.prod(self)
+
+
+def _sized(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+    known = all(type(size) is int for size in sizes)
+    return torch.Size(sizes) if known else Sizes(sizes)
+
+
+def _is_asked(frame: FrameType | None) -> bool:
+    """Whether the model's own code asks for a type, itself or by torch's functions for that."""
+    for_another = False
+    while frame is not None and frame.f_code in _ASKING:
+        frame, for_another = frame.f_back, True
+    if frame is None or not is_users(frame.f_code):
+        return False
+    return for_another or _asks_for_type(frame.f_code, frame.f_lasti)
+
+
+@cache
+def _asks_for_type(code: CodeType, at: int) -> bool:
+    """Whether the instruction at this offset calls isinstance, or reads `__class__`.
+
+    The call begins where the name does that is called.
+    """
+    instructions = list(dis.get_instructions(code))
+    call = next((one for one in instructions if one.offset == at), None)
+    if call is None or call.argval == "__class__":
+        return call is not None
+    if call.positions is None or call.positions.lineno is None:
+        return False
+    return any(
+        one.argval == "isinstance" and one.positions and one.positions[::2] == call.positions[::2]
+        for one in instructions
+    )
 
 
 def is_reshape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -51,7 +51,7 @@ from workbench.model.tracing.patches import (
     sizes_as_tuples,
     transformers_as_trained,
 )
-from workbench.model.tracing.proxy import ValueProxy, is_reshape, stated
+from workbench.model.tracing.proxy import Sizes, ValueProxy, is_reshape, stated
 from workbench.model.tracing.rewrites.attention import is_window_attention
 from workbench.model.tracing.rewrites.batch_norms import ExtendedBatchNorms
 from workbench.model.tracing.rewrites.inplace import changes_in_place, read_what_was_changed
@@ -227,7 +227,8 @@ class ValueTracer(torch.fx.Tracer):
         if kind == "get_attr":
             self.read[target] = proxy
         if isinstance(values[0], tuple | list) and not (tensors(values[0]) or of_function):
-            return tuple(proxy[index] for index in range(len(values[0])))
+            parts = (proxy[index] for index in range(len(values[0])))
+            return Sizes(parts) if isinstance(values[0], torch.Size) else tuple(parts)
         return None if for_effect and not of_function else proxy
 
     def record(self, node: Node) -> None:
@@ -281,7 +282,7 @@ class ValueTracer(torch.fx.Tracer):
                 f"the function {a.__qualname__} is passed to an operation, which a graph cannot "
                 "hold: put both into a function marked by torch.fx.wrap"
             )
-        if isinstance(a, tuple) and hasattr(a, "_fields"):
+        if isinstance(a, Sizes) or (isinstance(a, tuple) and hasattr(a, "_fields")):
             return tuple(self.create_arg(element) for element in a)
         try:
             return super().create_arg(a)
