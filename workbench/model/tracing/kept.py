@@ -8,7 +8,8 @@ would change it twice.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from workbench.model.errors import TraceError
 from workbench.model.tracing.proxy import Sizes
 
 _OWN = frozenset(vars(nn.Module())) | {"_modules", "_parameters", "_buffers"}
+_MISSING = object()
 _PLAIN = (bool, int, float, complex, str)
 
 Attributes = dict[tuple[str, str], Any]
@@ -62,6 +64,34 @@ class Pass:
         return {k: value for k, value in self.after.items() if _differ(self.before.get(k), value)}
 
 
+@contextmanager
+def left_alone(model: nn.Module) -> Iterator[None]:
+    """Leaves the attributes of the module that was given as they were: a copy of it is traced.
+
+    Raises:
+        TraceError: a pass of the copy changed some, through a function that holds the module.
+    """
+    before = attributes_of(model)
+    try:
+        yield
+    finally:
+        after = attributes_of(model)
+        changed = [key for key in after if _differ(before.get(key, _MISSING), after[key])]
+        for path, name in changed:
+            held = vars(model.get_submodule(path))
+            if (path, name) in before:
+                held[name] = before[path, name]
+            else:
+                del held[name]
+    if changed:
+        raise TraceError(
+            f"{type(model).__name__} cannot be traced: a hook or another function sets the "
+            f"attribute {_names(changed)} of the module that was given, while a copy of it is "
+            "traced, whose forward does not see it: let the hook use the module that it is called "
+            "with, or let forward do what it does"
+        )
+
+
 def show_no_state(structure: nn.Module, first: Pass, trace: Callable[[nn.Module], Pass]) -> None:
     """Checks that a second forward pass does what the first one did.
 
@@ -80,7 +110,7 @@ def show_no_state(structure: nn.Module, first: Pass, trace: Callable[[nn.Module]
     for (path, name), value in changed.items():
         left = pytree.tree_map_only(Proxy, _stale, value)
         vars(again.get_submodule(path))[name] = left
-    names = ", ".join(repr(f"{path}.{name}".lstrip(".")) for path, name in changed)
+    names = _names(changed)
     try:
         second = trace(again)
     except Exception as error:
@@ -88,6 +118,10 @@ def show_no_state(structure: nn.Module, first: Pass, trace: Callable[[nn.Module]
     moves = any(_numbers(second.after.get(k)) != _numbers(value) for k, value in changed.items())
     if moves or operations(second.graph) != operations(first.graph):
         raise TraceError(_state(names))
+
+
+def _names(keys: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(repr(f"{path}.{name}".lstrip(".")) for path, name in keys)
 
 
 def _state(names: str) -> str:

@@ -21,6 +21,22 @@ def refuse_what_is_lost(model: nn.Module) -> None:
         raise TraceError(f"{type(model).__name__} cannot be traced: {said}")
 
 
+def refuse_backward_hooks(part: nn.Module, path: str) -> None:
+    """Checks that a module whose parts become layers of their own has no hooks on its gradient.
+
+    A module that is one layer keeps its own.
+
+    Raises:
+        TraceError: it has some.
+    """
+    if part._backward_hooks or part._backward_pre_hooks:
+        raise TraceError(
+            f"the backward hooks of {path!r} would be lost, since its parts are layers of their "
+            "own: put them on these parts (a single nn.Linear or nn.Conv2d), or let forward scale "
+            "the gradient, 0.1 * x + (0.9 * x).detach()"
+        )
+
+
 def _lost(model: nn.Module) -> Iterator[str]:
     for path, part in model.named_modules():
         of = f"of {path!r}" if path else "of the model itself"

@@ -38,7 +38,7 @@ class ValueProxy(Proxy):
         result = self.tracer.create_proxy("call_function", assigned.setitem, given, {})
         result.node.meta["in_place"] = True
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The type of the value, where the model's own code asks by isinstance; else the proxy's.
 
@@ -136,7 +136,7 @@ class ValueProxy(Proxy):
 class Sizes(tuple[Any, ...]):
     """A tensor's shape of which some numbers depend on the batch, which torch.Size cannot hold."""
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         """Torch's type of shapes, where the model's own code asks by isinstance; else its own."""
         return torch.Size if _is_asked(sys._getframe(1)) else Sizes

@@ -41,6 +41,7 @@ from workbench.model.tracing.draws import RecordedDraws, Shapes, dims_of, drawin
 from workbench.model.tracing.failure import Place, is_users
 from workbench.model.tracing.inputs import KNOWN, parameters_of, without_objects
 from workbench.model.tracing.kept import Pass, attributes_of, show_no_state
+from workbench.model.tracing.lost import refuse_backward_hooks
 from workbench.model.tracing.patches import (
     RecordedFactories,
     by_kernels,
@@ -320,6 +321,8 @@ class ValueTracer(torch.fx.Tracer):
             return forward(*args, **kwargs)  # one that was made in forward is what it calls
         path = self.path_of_module(m)
         try:
+            if not self.is_leaf_module(m, path):
+                refuse_backward_hooks(m, path)
             return super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed_in = self.failed_in or path
