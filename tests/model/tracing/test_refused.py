@@ -285,3 +285,35 @@ def test_attributes_of_tensors_that_are_assigned(forward, name):
     said = refusal(forward, shape=(4,), block=nn.Linear(4, 3))
     assert f"the assignment to {name} would be lost" in said
     assert "w = constrain(self.weight)" in said
+
+
+@pytest.mark.parametrize(
+    ("decides", "reason"),
+    [
+        (lambda x: float(x.mean()), "mean has lost the batch"),
+        (lambda x: 2.0 if x.shape[0] > 7 else 3.0, "a decision depends on"),
+        (lambda x: float(x.shape[0]), "a number of Python.s is made"),
+    ],
+)
+def test_what_the_model_catches_is_refused_still(decides, reason):
+    """It would take another way when it runs, where nothing is raised."""
+
+    def forward(self, x):
+        x = self.block(x)
+        try:
+            scale = decides(x)
+        except Exception:
+            scale = 1.0
+        return x * scale
+
+    inner = calling(forward, block=nn.Linear(4, 3))
+    with pytest.raises(TraceError, match=f"cannot be traced in '0': .*{reason}"):
+        trace(nn.Sequential(inner), input_shape=(4,))
+
+
+def test_a_generator_of_its_own():
+    def forward(self, x):
+        return self.block(x) + torch.randn(3, generator=self.generator)
+
+    said = refusal(forward, shape=(4,), block=nn.Linear(4, 3), generator=torch.Generator())
+    assert "leave generator= out" in said

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -98,10 +98,12 @@ def called_whole(model: nn.Module, given: Sequence[Input], values: Sequence[Tens
 
 
 def without_objects(returned: Any) -> Any:
-    """What a model returns; of a dict, what holds tensors and plain values alone.
+    """What a model returns; of a dict or dataclass, what holds tensors and plain values alone.
 
     Something else, as the cache of keys and values of a language model, can have no role.
     """
+    if is_dataclass(returned) and not isinstance(returned, dict | type):
+        returned = {one.name: getattr(returned, one.name) for one in fields(returned)}
     if not isinstance(returned, dict):
         return returned
     return {name: value for name, value in returned.items() if _is_plain(value)}

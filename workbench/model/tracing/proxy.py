@@ -12,14 +12,13 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node, Proxy
 from torch.fx.proxy import Attribute
 
-from workbench.model.errors import TraceError
 from workbench.model.tracing import assigned
 from workbench.model.tracing.batch import tensors
 from workbench.model.tracing.failure import is_users
@@ -52,14 +51,10 @@ class ValueProxy(Proxy):
         return type(value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets what a proxy itself has: an attribute of its tensor would be lost.
-
-        Raises:
-            TraceError: the attribute is the tensor's.
-        """
+        """Sets what a proxy itself has; an attribute of its tensor would be lost."""
         if name in _OWN or name.startswith("_"):
             return super().__setattr__(name, value)
-        raise TraceError(
+        return self._refuse(
             f"the assignment to {self.node.name}.{name} would be lost, since a graph holds "
             "operations alone: compute another tensor and use that, w = constrain(self.weight); "
             "F.linear(x, w)"
@@ -120,10 +115,30 @@ class ValueProxy(Proxy):
             result.node.meta["in_place"] = changes
         return result
 
+    def __float__(self) -> float:
+        return float(self._number())
+
+    def __int__(self) -> int:
+        return int(self._number())
+
+    def __complex__(self) -> complex:
+        return complex(self._number())
+
+    def _number(self) -> Any:
+        return self._refuse(
+            "a number of Python's is made (float, int) of what depends on the values or "
+            "the size of the batch: use operations of tensors, or put the lines into a function "
+            "marked by torch.fx.wrap"
+        )
+
+    def _refuse(self, text: str) -> Any:
+        """Raises a `TraceError`, which is raised even where the model catches it."""
+        return cast(Any, self.tracer).refuse(text)
+
     def __len__(self) -> int:
         first, second = self.node.meta["values"]
         if len(first) != len(second):
-            raise TraceError(
+            self._refuse(
                 "len() or a loop over the batch: use x.shape[0] for the number of rows, and "
                 "operations on all rows at once instead of a loop"
             )

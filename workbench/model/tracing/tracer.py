@@ -7,9 +7,8 @@ and only what depends on the batch stays symbolic. A wrong shape fails at the us
 """
 
 import operator
-import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from workbench.model.build import with_tensors
-from workbench.model.errors import InsideError, TraceError
+from workbench.model.errors import TraceError
 from workbench.model.tracing.batch import (
     BATCHES,
     REMEDY,
@@ -38,10 +37,10 @@ from workbench.model.tracing.batch import (
 from workbench.model.tracing.contexts import Context, Under, autocast_watched, modes
 from workbench.model.tracing.decisions import decided_alike
 from workbench.model.tracing.draws import RecordedDraws, Shapes, dims_of, drawing
-from workbench.model.tracing.failure import Place, is_users
+from workbench.model.tracing.failure import Refused, noted
 from workbench.model.tracing.inputs import KNOWN, parameters_of, without_objects
 from workbench.model.tracing.kept import Pass, attributes_of, show_no_state
-from workbench.model.tracing.lost import refuse_backward_hooks
+from workbench.model.tracing.lost import line_of_model, refuse_backward_hooks
 from workbench.model.tracing.patches import (
     RecordedFactories,
     by_kernels,
@@ -112,6 +111,7 @@ class ValueTracer(torch.fx.Tracer):
         self.least_batch = 1
         self.modes: tuple[bool, ...] = ()
         self.failed_in: str | None = None
+        self.refused: Refused | None = None
 
     @torch.inference_mode(False)
     def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
@@ -155,6 +155,9 @@ class ValueTracer(torch.fx.Tracer):
             quiet(),
         ):
             graph = self.trace(root)
+        if self.refused is not None:  # and caught by the model, which took another way then
+            self.failed_in = self.refused.path
+            raise self.refused.error
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             if self.names.get(id(tensor)) != name:
                 raise TraceError(f"the assignment to {name!r} in forward changes {_STATE}")
@@ -175,6 +178,7 @@ class ValueTracer(torch.fx.Tracer):
             if name not in trained:
                 parameter.requires_grad_(False)
 
+    @noted
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any
     ) -> Any:
@@ -204,7 +208,7 @@ class ValueTracer(torch.fx.Tracer):
         for_effect = values[0] is None and target not in (getattr, operator.getitem)
         if _known(*values) and not (of_batch_size or of_type or of_function or for_effect):
             return values[0]
-        line = self._refuse_what_is_lost()
+        line = line_of_model(ValueTracer.trace_structure.__code__)
         if (context := self._context(kind)) != Context() and tensors(values[0]):
             kind, target = "call_function", Under(target, context)
         node = self.create_node(kind, target, args, kwargs)
@@ -283,9 +287,16 @@ class ValueTracer(torch.fx.Tracer):
                 f"the function {a.__qualname__} is passed to an operation, which a graph cannot "
                 "hold: put both into a function marked by torch.fx.wrap"
             )
+        if isinstance(a, torch.Generator):
+            raise TraceError(
+                "random numbers are drawn from a torch.Generator of the model's own, whose state "
+                "ranks would not share: leave generator= out, and they follow the experiment's seed"
+            )
         if isinstance(a, Sizes) or (isinstance(a, tuple) and hasattr(a, "_fields")):
             return tuple(self.create_arg(element) for element in a)
         try:
+            if is_dataclass(a) and not isinstance(a, type):
+                raise NotImplementedError  # torch.fx would record what makes it
             return super().create_arg(a)
         except NotImplementedError:
             raise TraceError(
@@ -342,6 +353,7 @@ class ValueTracer(torch.fx.Tracer):
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
+    @noted
     def to_bool(self, obj: Proxy) -> bool:
         decided = decided_alike(obj.node)
         if decided is not None:
@@ -353,25 +365,14 @@ class ValueTracer(torch.fx.Tracer):
             "marked by torch.fx.wrap"
         )
 
-    def _refuse_what_is_lost(self) -> Place | None:
-        """Checks that an operation is not under something that a graph does not record.
+    @noted
+    def refuse(self, text: str) -> None:
+        """Raises an error that the model may catch, and that is raised still.
 
-        Returns:
-            The line of the model's own code that called it.
+        Raises:
+            TraceError: always.
         """
-        frame, end = sys._getframe(), ValueTracer.trace_structure.__code__
-        apply = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
-        line: Place | None = None
-        while frame.f_back is not None and frame.f_code is not end:
-            if line is None and is_users(frame.f_code):
-                line = frame.f_code, frame.f_lineno
-            if frame.f_code is apply:
-                raise InsideError(
-                    "the backward pass of a torch.autograd.Function would be lost: call its apply "
-                    "in a function marked by torch.fx.wrap"
-                )
-            frame = frame.f_back
-        return line
+        raise TraceError(text)
 
     def _context(self, kind: str) -> Context:
         """What the operation that is being recorded is under.
