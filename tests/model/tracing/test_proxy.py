@@ -1,5 +1,6 @@
 """What the model's own code is told of values while it is traced: their types and shapes."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -55,3 +56,17 @@ def test_torch_is_not_told_so():
         return x + table[(x[:, 0] > 0).long()][:, None]
 
     traced(calling(forward, inside=nn.Linear(4, 3)), 4)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x / np.sqrt(8),
+        lambda x: np.float32(2) * x,
+        lambda x: np.int64(1) - x,
+        lambda x: x.view(-1, np.prod(x.shape[1:])),
+        lambda x: x[:, np.int64(1) : np.int64(2)] if np.bool_(True) else x,
+    ],
+)
+def test_numbers_of_numpy_are_numbers(call):
+    traced(calling(lambda self, x: call(self.inside(x)), inside=nn.Linear(4, 3)), 4)

@@ -31,6 +31,8 @@ _ASKING = {torch.is_tensor.__code__, type(nn.Parameter).__instancecheck__.__code
 class ValueProxy(Proxy):
     """A proxy that knows its value at two batch sizes."""
 
+    __array_ufunc__ = None  # NumPy leaves np.sqrt(8) * x to x
+
     def __setitem__(self, index: Any, value: Any) -> None:
         """Records `x[index] = y` as a new tensor, which replaces x under every name."""
         given = (self, index, value)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, is_dataclass
 from types import FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx
 from torch import Tensor, nn
@@ -287,6 +288,8 @@ class ValueTracer(torch.fx.Tracer):
                 f"the function {a.__qualname__} is passed to an operation, which a graph cannot "
                 "hold: put both into a function marked by torch.fx.wrap"
             )
+        if isinstance(a, np.generic):
+            return a.item()  # the code of a graph would read np, which it does not import
         if isinstance(a, torch.Generator):
             raise TraceError(
                 "random numbers are drawn from a torch.Generator of the model's own, whose state "
