@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from workbench.model.errors import TraceError
 from workbench.model.tracing.proxy import Sizes
 
-_OWN = frozenset(vars(nn.Module())) | {"_modules", "_parameters", "_buffers"}
+_OWN = frozenset(vars(nn.Module())) - {"training"}
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str)
 
@@ -50,11 +50,13 @@ class Pass:
     """A recorded forward pass.
 
     Attributes:
+        root: the module, as the pass has left it.
         graph: its operations.
         before: the attributes of the module before it.
         after: the attributes after it.
     """
 
+    root: nn.Module
     graph: torch.fx.Graph
     before: Attributes
     after: Attributes
@@ -62,6 +64,34 @@ class Pass:
     def changed(self) -> Attributes:
         """The attributes that the pass has changed, as they are after it."""
         return {k: value for k, value in self.after.items() if _differ(self.before.get(k), value)}
+
+
+def refuse_set(root: nn.Module, path: str, before: Attributes) -> None:
+    """Checks that a module of torch's that is one layer is as it was before the pass.
+
+    The traced model has it as it was: what forward sets, as `self.drop.p = 0.0`, is not recorded.
+
+    Args:
+        root: the module that is traced.
+        path: the path of the layer.
+        before: the attributes of the root before the pass.
+
+    Raises:
+        TraceError: an attribute or the mode of it differs.
+    """
+    layer = root.get_submodule(path)
+    if not type(layer).__module__.startswith("torch."):
+        return
+    for inner, part in layer.named_modules():
+        of = f"{path}.{inner}" if inner else path
+        for name, value in vars(part).items():
+            was = before.get((of, name), value)
+            if isinstance(was, _PLAIN) and _differ_leaves(was, value):
+                raise TraceError(
+                    f"forward sets {of}.{name}, which was {was!r}, to {value!r}, and a graph has "
+                    "the layer as it was: set it in __init__, or, where it is of a mode, in a "
+                    "train() of the model's own"
+                )
 
 
 @contextmanager
@@ -106,6 +136,8 @@ def show_no_state(structure: nn.Module, first: Pass, trace: Callable[[nn.Module]
     changed = first.changed()
     if not changed:
         return
+    for path in {str(node.target) for node in first.graph.nodes if node.op == "call_module"}:
+        refuse_set(first.root, path, first.before)
     again = copy.deepcopy(structure)
     for (path, name), value in changed.items():
         left = pytree.tree_map_only(Proxy, _stale, value)

@@ -40,7 +40,7 @@ from workbench.model.tracing.decisions import decided_alike
 from workbench.model.tracing.draws import RecordedDraws, Shapes, dims_of, drawing
 from workbench.model.tracing.failure import Refused, noted
 from workbench.model.tracing.inputs import KNOWN, parameters_of, without_objects
-from workbench.model.tracing.kept import Pass, attributes_of, show_no_state
+from workbench.model.tracing.kept import Attributes, Pass, attributes_of, refuse_set, show_no_state
 from workbench.model.tracing.lost import line_of_model, refuse_backward_hooks
 from workbench.model.tracing.patches import (
     RecordedFactories,
@@ -113,6 +113,7 @@ class ValueTracer(torch.fx.Tracer):
         self.modes: tuple[bool, ...] = ()
         self.failed_in: str | None = None
         self.refused: Refused | None = None
+        self.before: Attributes = {}
 
     @torch.inference_mode(False)
     def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
@@ -143,7 +144,7 @@ class ValueTracer(torch.fx.Tracer):
         root = with_tensors(structure, fake)
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             self.names[id(tensor)] = name
-        before = attributes_of(root)
+        self.before = attributes_of(root)
         self.modes = modes()
         with (
             RecordedFactories(self._made),
@@ -162,7 +163,7 @@ class ValueTracer(torch.fx.Tracer):
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             if self.names.get(id(tensor)) != name:
                 raise TraceError(f"the assignment to {name!r} in forward changes {_STATE}")
-        return Pass(graph, before, attributes_of(root))
+        return Pass(root, graph, self.before, attributes_of(root))
 
     def _made(self, function: Any, args: Any, kwargs: Any) -> Any | None:
         return None if self.running else self.create_proxy("call_function", function, args, kwargs)
@@ -198,6 +199,8 @@ class ValueTracer(torch.fx.Tracer):
             kind, target, args = stated(target, args, small, large)
         if kind == "get_attr" and target in self.read:
             return self.read[target]
+        if kind == "call_module":
+            refuse_set(self.root, target, self.before)
         ran = self._run(kind, target, args, kwargs)
         values = ran.values
         sources: list[Node] = []
