@@ -317,3 +317,36 @@ def test_a_generator_of_its_own():
 
     said = refusal(forward, shape=(4,), block=nn.Linear(4, 3), generator=torch.Generator())
     assert "leave generator= out" in said
+
+
+def hooks(x):
+    if x.requires_grad:
+        x.register_hook(lambda gradient: gradient * 0.1)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (hooks, "reads block.requires_grad, .* self.training"),
+        (lambda x: x * 2 if x.grad_fn is not None else x, "reads block.grad_fn"),
+        (lambda x: x if x.is_leaf else x * 2, "reads block.is_leaf"),
+        (lambda x: x.register_hook(print) and x, "block.register_hook would be lost"),
+        (lambda x: x.retain_grad() or x, "block.retain_grad would be lost"),
+    ],
+)
+def test_what_is_of_gradients(call, reason):
+    said = refusal(lambda self, x: call(self.block(x)), shape=(4,), block=nn.Linear(4, 3))
+    assert re.search(reason, said)
+
+
+def test_what_is_known_of_parameters_and_inputs():
+    def forward(self, x):
+        scale = 2 if self.block.weight.requires_grad and self.block.weight.is_leaf else 3
+        return self.block(x) * (scale if not x.requires_grad else 4)
+
+    block = nn.Linear(4, 3)
+    last = trace(calling(forward, block=block), input_shape=(4,))
+    block.requires_grad_(False)
+    other = trace(calling(forward, block=block), input_shape=(4,))
+    assert last.fingerprint != other.fingerprint

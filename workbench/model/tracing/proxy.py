@@ -24,6 +24,8 @@ from workbench.model.tracing.batch import tensors
 from workbench.model.tracing.failure import is_users
 
 _OWN = ("node", "tracer")
+_HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
+_OF_GRADIENTS = {*_HOOKS, "requires_grad", "grad_fn", "is_leaf", "grad", "retains_grad"}
 # Functions of torch's own, in Python, that ask for a type in the name of who calls them.
 _ASKING = {torch.is_tensor.__code__, type(nn.Parameter).__instancecheck__.__code__}
 
@@ -63,9 +65,26 @@ class ValueProxy(Proxy):
         )
 
     def __getattr__(self, k: str) -> Any:
-        if callable(getattr(self.node.meta["values"][0], k)):
+        value = getattr(self.node.meta["values"][0], k)
+        if k in _OF_GRADIENTS and is_users(sys._getframe(1).f_code):
+            self._refuse_of_gradients(k)
+        if callable(value):
             return Attribute(self, k)
         return self.tracer.create_proxy("call_function", getattr, (self, k), {})
+
+    def _refuse_of_gradients(self, name: str) -> None:
+        """Refuses what is another thing while a model is traced, where no gradient is recorded."""
+        if name in _HOOKS:
+            self._refuse(
+                f"{self.node.name}.{name} would be lost, since a graph holds operations alone: let "
+                "forward scale a gradient, 0.1 * x + (0.9 * x).detach(), or register a full "
+                "backward hook on a layer"
+            )
+        if self.node.op not in ("get_attr", "placeholder") or name in ("grad", "retains_grad"):
+            self._refuse(
+                f"forward reads {self.node.name}.{name}, which a graph cannot know, since no "
+                "gradient is recorded while it is traced: decide by self.training instead"
+            )
 
     def __getitem__(self, index: Any) -> Any:
         return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
