@@ -68,6 +68,11 @@ class ValueProxy(Proxy):
         value = getattr(self.node.meta["values"][0], k)
         if k in _OF_GRADIENTS and is_users(sys._getframe(1).f_code):
             self._refuse_of_gradients(k)
+        if k == "requires_grad_" and isinstance(self.node.meta["values"][0], nn.Parameter):
+            self._refuse(
+                f"forward says whether {str(self.node.target)!r} is trained, by requires_grad_: "
+                "say so before it is traced"
+            )
         if callable(value):
             return Attribute(self, k)
         return self.tracer.create_proxy("call_function", getattr, (self, k), {})

@@ -108,3 +108,21 @@ def test_augmented_assignment_of_masks(change):
         return x * mask
 
     traced(calling(forward, inside=nn.Linear(4, 4)), 4)
+
+
+def test_a_part_of_a_buffer_that_is_not_trained():
+    def forward(self, x):
+        return self.inside(x) + self.places.requires_grad_(False)[:, :3].requires_grad_(False)
+
+    model = calling(forward, inside=nn.Linear(4, 3))
+    model.register_buffer("places", torch.rand(1, 9))
+    traced(model, 4)
+
+
+def test_a_parameter_that_forward_freezes_is_refused():
+    def forward(self, x):
+        self.inside.weight.requires_grad_(False)
+        return self.inside(x)
+
+    with pytest.raises(TraceError, match=r"whether 'inside.weight' is trained, .* before it is"):
+        trace(calling(forward, inside=nn.Linear(4, 3)), input_shape=(4,))

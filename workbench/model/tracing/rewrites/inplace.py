@@ -127,9 +127,10 @@ def changes_in_place(node: Node, root: nn.Module) -> bool:
 def named_in_place(target: Any) -> bool:
     """Whether a method's name, or that of a function of torch, ends as of those in place.
 
-    Names of others mean nothing: `operator.and_` is no keyword, and changes nothing.
+    Names of others mean nothing: `operator.and_` is no keyword, and changes nothing. Nor are values
+    changed by `requires_grad_`.
     """
     target = target.target if isinstance(target, Under) else target
     of_torch = str(getattr(target, "__module__", "")).partition(".")[0] == "torch"
     name = target if isinstance(target, str) else getattr(target, "__name__", "") * of_torch
-    return name.endswith("_") and not name.endswith("__")
+    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
