@@ -28,7 +28,9 @@ from workbench.layers.norms import (
     guard,
     instance_norm,
 )
+from workbench.model.tracing.contexts import Under
 from workbench.model.tracing.draws import Held
+from workbench.model.tracing.rewrites.inplace import named_in_place
 from workbench.model.tracing.trace import skeleton
 from workbench.model.tracing.trials.propagation import with_pieces
 from workbench.model.weights.slices import Reader
@@ -437,10 +439,10 @@ class _Cutting:
 
 def _out_of_place(node: torch.fx.Node) -> Any:
     """Returns what computes the same as a node's function or method, into a new tensor."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    plain = name.removesuffix("_")
-    if plain == name or name.endswith("__"):
+    if isinstance(node.target, Under) or not named_in_place(node.target):
         return node.target
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    plain = name.removesuffix("_")
     if node.op == "call_method":
         return plain if hasattr(Tensor, plain) else node.target
     return next((getattr(m, plain) for m in (torch, F) if hasattr(m, plain)), node.target)

@@ -1,5 +1,7 @@
 """Decisions on the size of the batch, outputs by name, token ids, and lines under contexts."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,6 +79,28 @@ def test_what_no_graph_can_hold_is_left_out_of_a_dict():
     assert [layer.name for layer in graph.layers] == ["inside", "mul"]
     with pytest.raises(TraceError, match=r"a dict with 'scores', 'number'; .* cache too"):
         trace(model, input_shape=(4,), outputs={"scores": "prediction", "cache": "unused"})
+
+
+@dataclass
+class Scored:
+    scores: torch.Tensor
+    hidden: torch.Tensor
+    nothing: None = None
+
+
+def test_a_dataclass_is_a_dict_of_its_fields():
+    def forward(self, x):
+        x = self.inside(x)
+        return Scored(x * 2, x)
+
+    model = calling(forward, inside=nn.Linear(4, 3))
+    graph = trace(model, input_shape=(4,), outputs={"scores": "prediction"})
+    assert [layer.name for layer in graph.layers] == ["inside", "mul"]
+    with pytest.raises(TraceError, match="a dict with 'scores', 'hidden', 'nothing'"):
+        trace(model, input_shape=(4,))
+    inner = calling(lambda self, x: (x, Scored(x, x)))
+    with pytest.raises(TraceError, match=r"an object of .*\.Scored is returned"):
+        trace(inner, input_shape=(4,))
 
 
 def test_token_ids():

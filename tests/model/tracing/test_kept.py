@@ -100,3 +100,49 @@ def test_a_pass_that_changes_nothing_is_traced_once_in_each_mode():
     trace(Net(notes, SimpleNamespace(factor=2)), input_shape=(8,))
     # The last two are of the module itself, to which what was traced is compared.
     assert calls == [True, False, True, False]
+
+
+def freezes(self, y):
+    self.kept.eval()
+    return self.kept(y)
+
+
+def drops_less(self, y):
+    self.kept[0].p = 0.0
+    return self.kept(y)
+
+
+def drops_less_from_then_on(self, y):
+    y = self.kept(y)
+    self.kept[0].p = 0.0
+    return y
+
+
+def freezes_and_thaws(self, y):
+    self.kept.eval()
+    y = self.kept(y)
+    self.kept.train()
+    return y
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        (freezes, "sets kept.0.training, which was True, to False"),
+        (drops_less, "sets kept.0.p, which was 0.5, to 0.0"),
+        (drops_less_from_then_on, "sets kept.0.p, which was 0.5, to 0.0"),
+        (freezes_and_thaws, "sets kept.0.training, which was True, to False"),
+    ],
+)
+def test_refuses_a_layer_that_forward_sets(forward, said):
+    with pytest.raises(TraceError, match=said):
+        trace(Net(forward, nn.Sequential(nn.Dropout(0.5))), input_shape=(8,))
+
+
+def test_takes_a_mode_that_no_layer_reads():
+    def forward(self, y):
+        self.kept.eval()
+        return nn.functional.dropout(y, training=self.kept.training)
+
+    graph = trace(Net(forward, nn.Identity()), input_shape=(8,))
+    assert not any(layer.draws for layer in graph.layers)

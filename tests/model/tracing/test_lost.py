@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.model.traced import traced
 from workbench.model import TraceError, trace
 
 
@@ -72,3 +73,48 @@ def test_refuses(made, said):
     with pytest.raises(TraceError) as caught:
         trace(made(net()), input_shape=(4,))
     assert said in str(caught.value)
+
+
+def inside_of(part):
+    """A net of which this is a part, between two layers."""
+    return nn.Sequential(nn.Linear(4, 4), part, nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda part: part.register_full_backward_hook(lambda module, given, result: None),
+        lambda part: part.register_full_backward_pre_hook(lambda module, result: None),
+    ],
+)
+def test_backward_hooks_are_kept_by_layers_alone(hook):
+    block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    hook(block[0])
+    assert trace(inside_of(block), input_shape=(4,))["1.0"].kind == "op"
+    hook(block)
+    with pytest.raises(TraceError, match="the backward hooks of '1' would be lost"):
+        trace(inside_of(block), input_shape=(4,))
+
+
+def test_a_hook_that_changes_the_module_that_was_given():
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block, self.gate, self.seen = inside_of(nn.Tanh()), None, []
+            self.block.register_forward_hook(lambda m, given, y: self.seen.append(y))
+            self.block.register_forward_hook(lambda m, given, y: setattr(self, "gate", y))
+
+        def forward(self, x):
+            y = self.block(x)
+            return y if self.gate is None else y * self.gate.mean(1, keepdim=True)
+
+    model = Gated()
+    with pytest.raises(TraceError, match=r"a hook .* 'gate', 'seen' of the"):
+        trace(model, input_shape=(4,))
+    assert (model.gate, model.seen) == (None, [])
+
+
+def test_a_hook_that_uses_the_module_that_it_is_called_with():
+    block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    block.register_forward_hook(lambda module, given, y: y * module[0].weight.sum())
+    traced(inside_of(block), 4)

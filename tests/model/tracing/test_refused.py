@@ -267,3 +267,99 @@ def test_a_value_that_an_earlier_trace_has_left():
     assert "it uses a value of another trace" in said
     assert "self.register_buffer" in said
     remembered.cache_clear()
+
+
+def constrains(self, x):
+    self.block.weight.data = torch.renorm(self.block.weight.data, p=2, dim=0, maxnorm=0.3)
+    return self.block(x)
+
+
+def replaces(self, x):
+    x = self.block(x)
+    x.data = x.data.clamp(-0.3, 0.3)
+    return x
+
+
+def unlearns(self, x):
+    x = self.block(x)
+    x.requires_grad = False
+    return x
+
+
+@pytest.mark.parametrize(
+    ("forward", "name"),
+    [
+        (constrains, "block_weight.data"),
+        (replaces, "block.data"),
+        (unlearns, "block.requires_grad"),
+    ],
+)
+def test_attributes_of_tensors_that_are_assigned(forward, name):
+    said = refusal(forward, shape=(4,), block=nn.Linear(4, 3))
+    assert f"the assignment to {name} would be lost" in said
+    assert "w = constrain(self.weight)" in said
+
+
+@pytest.mark.parametrize(
+    ("decides", "reason"),
+    [
+        (lambda x: float(x.mean()), "mean has lost the batch"),
+        (lambda x: 2.0 if x.shape[0] > 7 else 3.0, "a decision depends on"),
+        (lambda x: float(x.shape[0]), "a number of Python.s is made"),
+    ],
+)
+def test_what_the_model_catches_is_refused_still(decides, reason):
+    """It would take another way when it runs, where nothing is raised."""
+
+    def forward(self, x):
+        x = self.block(x)
+        try:
+            scale = decides(x)
+        except Exception:
+            scale = 1.0
+        return x * scale
+
+    inner = calling(forward, block=nn.Linear(4, 3))
+    with pytest.raises(TraceError, match=f"cannot be traced in '0': .*{reason}"):
+        trace(nn.Sequential(inner), input_shape=(4,))
+
+
+def test_a_generator_of_its_own():
+    def forward(self, x):
+        return self.block(x) + torch.randn(3, generator=self.generator)
+
+    said = refusal(forward, shape=(4,), block=nn.Linear(4, 3), generator=torch.Generator())
+    assert "leave generator= out" in said
+
+
+def hooks(x):
+    if x.requires_grad:
+        x.register_hook(lambda gradient: gradient * 0.1)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (hooks, "reads block.requires_grad, .* self.training"),
+        (lambda x: x * 2 if x.grad_fn is not None else x, "reads block.grad_fn"),
+        (lambda x: x if x.is_leaf else x * 2, "reads block.is_leaf"),
+        (lambda x: x.register_hook(print) and x, "block.register_hook would be lost"),
+        (lambda x: x.retain_grad() or x, "block.retain_grad would be lost"),
+    ],
+)
+def test_what_is_of_gradients(call, reason):
+    said = refusal(lambda self, x: call(self.block(x)), shape=(4,), block=nn.Linear(4, 3))
+    assert re.search(reason, said)
+
+
+def test_what_is_known_of_parameters_and_inputs():
+    def forward(self, x):
+        scale = 2 if self.block.weight.requires_grad and self.block.weight.is_leaf else 3
+        return self.block(x) * (scale if not x.requires_grad else 4)
+
+    block = nn.Linear(4, 3)
+    last = trace(calling(forward, block=block), input_shape=(4,))
+    block.requires_grad_(False)
+    other = trace(calling(forward, block=block), input_shape=(4,))
+    assert last.fingerprint != other.fingerprint

@@ -31,6 +31,46 @@ def truediv(x: Tensor, y: Any) -> Tensor:
     return _of_type(operator.truediv(x, y), x)
 
 
+def floordiv(x: Tensor, y: Any) -> Tensor:
+    """The value of x after x //= y."""
+    return _of_type(operator.floordiv(x, y), x)
+
+
+def mod(x: Tensor, y: Any) -> Tensor:
+    """The value of x after x %= y."""
+    return _of_type(operator.mod(x, y), x)
+
+
+def pow(x: Tensor, y: Any) -> Tensor:
+    """The value of x after x **= y."""
+    return _of_type(operator.pow(x, y), x)
+
+
+def and_(x: Tensor, y: Any) -> Tensor:
+    """The value of x after x &= y."""
+    return _of_type(operator.and_(x, y), x)
+
+
+def or_(x: Tensor, y: Any) -> Tensor:
+    """The value of x after x |= y."""
+    return _of_type(operator.or_(x, y), x)
+
+
+def xor(x: Tensor, y: Any) -> Tensor:
+    """The value of x after x ^= y."""
+    return _of_type(operator.xor(x, y), x)
+
+
+def lshift(x: Tensor, y: Any) -> Tensor:
+    """The value of x after x <<= y."""
+    return _of_type(operator.lshift(x, y), x)
+
+
+def rshift(x: Tensor, y: Any) -> Tensor:
+    """The value of x after x >>= y."""
+    return _of_type(operator.rshift(x, y), x)
+
+
 def setitem(x: Tensor, index: Any, y: Any) -> Tensor:
     """The value of x after x[index] = y."""
     result = x.clone()

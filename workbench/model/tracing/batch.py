@@ -13,6 +13,7 @@ import operator
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -35,6 +36,10 @@ NUMBER = (
 # Of the tensor that they are called on, or of all but that, they use the type and device alone.
 _FROM_NOTHING = {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
 _FROM_THE_FIRST = {"type_as", "to"}
+_UNFILLED = {
+    *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"),
+    *("new_empty_strided", "new"),
+}
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -73,6 +78,21 @@ def called(kind: str, target: Any, root: nn.Module, args: Any, kwargs: Any) -> A
     if kind == "call_method":
         return getattr(args[0], target)(*args[1:], **kwargs)
     return target(*args, **kwargs) if kind else root(*args, **kwargs)
+
+
+def cleared(node: Node, args: Any, value: Any) -> Any:
+    """What an operation gives for these arguments, with zeros for memory that it does not fill.
+
+    What is in it differs from call to call, where nothing is random; a model fills it itself.
+    """
+    target = node.target.target if isinstance(node.target, Under) else node.target
+    unfilled = getattr(target, "__name__", target) in _UNFILLED and not is_users_function(target)
+    sizes = all(isinstance(size, int | torch.Size) for size in args[1:])
+    given = target == "new" and not sizes  # as in x.new([1.0, 2.0])
+    if unfilled and not given and node.op != "call_module":
+        for tensor in tensors(value):
+            tensor.zero_()
+    return value
 
 
 def is_users_function(target: Any) -> bool:

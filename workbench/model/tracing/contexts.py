@@ -87,3 +87,9 @@ def autocast_watched(disabled: list[str]) -> Iterator[None]:
         yield
     finally:
         cls.__enter__, cls.__exit__ = enter, leave
+
+
+def modes() -> tuple[bool, ...]:
+    """Whether gradients are recorded, and whether autocast is on, on each device."""
+    autocast = (torch.is_autocast_enabled(device) for device in _DEVICES)
+    return torch.is_grad_enabled(), *autocast

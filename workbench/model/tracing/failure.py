@@ -4,8 +4,11 @@ import linecache
 import os
 import sysconfig
 import traceback
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from types import CodeType
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -30,6 +33,31 @@ _NOT_THE_USERS = tuple(
 
 
 Place = tuple[CodeType, int]
+
+
+class Refused(NamedTuple):
+    """The first error of a trace, and the path of the submodule that it was in."""
+
+    error: TraceError
+    path: str | None
+
+
+def noted(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a tracer that keeps the first `TraceError`, as `refused`.
+
+    The model's own code may catch it, and would be recorded as it goes on: not as it does when it
+    runs, where nothing is raised.
+    """
+
+    @wraps(method)
+    def keeping(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except TraceError as error:
+            self.refused = self.refused or Refused(error, str(self.scope.module_path) or None)
+            raise
+
+    return keeping
 
 
 def explained(

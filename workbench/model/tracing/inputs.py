@@ -1,14 +1,17 @@
-"""What a model's forward is given: one tensor, or several under the names of its parameters."""
+"""What a model's forward is given, one tensor or several by name, and what it returns."""
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from workbench.model.errors import ModelError, TraceError
 from workbench.plan.inputs import Input
+
+KNOWN = (bool, int, float, complex, str, type(None))
 
 
 def declared(
@@ -92,3 +95,21 @@ def called_whole(model: nn.Module, given: Sequence[Input], values: Sequence[Tens
     if not given[0].name:
         return model(*values)
     return model(**{one.name: value for one, value in zip(given, values, strict=True)})
+
+
+def without_objects(returned: Any) -> Any:
+    """What a model returns; of a dict or dataclass, what holds tensors and plain values alone.
+
+    Something else, as the cache of keys and values of a language model, can have no role.
+    """
+    if is_dataclass(returned) and not isinstance(returned, dict | type):
+        returned = {one.name: getattr(returned, one.name) for one in fields(returned)}
+    if not isinstance(returned, dict):
+        return returned
+    return {name: value for name, value in returned.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict | tuple | list):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (Proxy, Tensor, *KNOWN))

@@ -1,11 +1,14 @@
 """Refuses modules with what their traced copy would lose or could not hold."""
 
+import sys
 from collections.abc import Iterator
+from types import CodeType
 
 import torch
 from torch import nn
 
-from workbench.model.errors import TraceError
+from workbench.model.errors import InsideError, TraceError
+from workbench.model.tracing.failure import Place, is_users
 
 # Properties of torch.fx.GraphModule, which would hide submodules of these names.
 _HIDING = {"code", "graph"}
@@ -19,6 +22,22 @@ def refuse_what_is_lost(model: nn.Module) -> None:
     """
     for said in _lost(model):
         raise TraceError(f"{type(model).__name__} cannot be traced: {said}")
+
+
+def refuse_backward_hooks(part: nn.Module, path: str) -> None:
+    """Checks that a module whose parts become layers of their own has no hooks on its gradient.
+
+    A module that is one layer keeps its own.
+
+    Raises:
+        TraceError: it has some.
+    """
+    if part._backward_hooks or part._backward_pre_hooks:
+        raise TraceError(
+            f"the backward hooks of {path!r} would be lost, since its parts are layers of their "
+            "own: put them on these parts (a single nn.Linear or nn.Conv2d), or let forward scale "
+            "the gradient, 0.1 * x + (0.9 * x).detach()"
+        )
 
 
 def _lost(model: nn.Module) -> Iterator[str]:
@@ -55,3 +74,27 @@ def _lost(model: nn.Module) -> Iterator[str]:
             f"it has a submodule named {' and '.join(sorted(hidden))}, a name that torch.fx uses "
             "itself: rename it"
         )
+
+
+def line_of_model(end: CodeType) -> Place | None:
+    """The line of the model's own code at which an operation is being recorded.
+
+    Args:
+        end: the code of the function that traces; what is outside of it does not matter.
+
+    Raises:
+        InsideError: the operation is under something that a graph does not record.
+    """
+    frame = sys._getframe()
+    apply = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+    line: Place | None = None
+    while frame.f_back is not None and frame.f_code is not end:
+        if line is None and is_users(frame.f_code):
+            line = frame.f_code, frame.f_lineno
+        if frame.f_code is apply:
+            raise InsideError(
+                "the backward pass of a torch.autograd.Function would be lost: call its apply "
+                "in a function marked by torch.fx.wrap"
+            )
+        frame = frame.f_back
+    return line

@@ -5,23 +5,35 @@ Reshapes are recorded with explicit sizes, so that they also work on a batch wit
 same for a tensor whose channels are sharded.
 """
 
+import dis
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node, Proxy
 from torch.fx.proxy import Attribute
 
-from workbench.model.errors import TraceError
 from workbench.model.tracing import assigned
 from workbench.model.tracing.batch import tensors
+from workbench.model.tracing.failure import is_users
+
+_OWN = ("node", "tracer")
+_HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
+_OF_GRADIENTS = {*_HOOKS, "requires_grad", "grad_fn", "is_leaf", "grad", "retains_grad"}
+# Functions of torch's own, in Python, that ask for a type in the name of who calls them.
+_ASKING = {torch.is_tensor.__code__, type(nn.Parameter).__instancecheck__.__code__}
 
 
 class ValueProxy(Proxy):
     """A proxy that knows its value at two batch sizes."""
+
+    __array_ufunc__ = None  # NumPy leaves np.sqrt(8) * x to x
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Records `x[index] = y` as a new tensor, which replaces x under every name."""
@@ -29,10 +41,55 @@ class ValueProxy(Proxy):
         result = self.tracer.create_proxy("call_function", assigned.setitem, given, {})
         result.node.meta["in_place"] = True
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The type of the value, where the model's own code asks by isinstance; else the proxy's.
+
+        Only there is it safe: torch, told that this is a tensor, would read memory that it is not.
+        """
+        if not _is_asked(sys._getframe(1)):
+            return ValueProxy
+        value = self.node.meta["values"][0]
+        if isinstance(value, Tensor):
+            return nn.Parameter if isinstance(value, nn.Parameter) else Tensor
+        return type(value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets what a proxy itself has; an attribute of its tensor would be lost."""
+        if name in _OWN or name.startswith("_"):
+            return super().__setattr__(name, value)
+        return self._refuse(
+            f"the assignment to {self.node.name}.{name} would be lost, since a graph holds "
+            "operations alone: compute another tensor and use that, w = constrain(self.weight); "
+            "F.linear(x, w)"
+        )
+
     def __getattr__(self, k: str) -> Any:
-        if callable(getattr(self.node.meta["values"][0], k)):
+        value = getattr(self.node.meta["values"][0], k)
+        if k in _OF_GRADIENTS and is_users(sys._getframe(1).f_code):
+            self._refuse_of_gradients(k)
+        if k == "requires_grad_" and isinstance(self.node.meta["values"][0], nn.Parameter):
+            self._refuse(
+                f"forward says whether {str(self.node.target)!r} is trained, by requires_grad_: "
+                "say so before it is traced"
+            )
+        if callable(value):
             return Attribute(self, k)
         return self.tracer.create_proxy("call_function", getattr, (self, k), {})
+
+    def _refuse_of_gradients(self, name: str) -> None:
+        """Refuses what is another thing while a model is traced, where no gradient is recorded."""
+        if name in _HOOKS:
+            self._refuse(
+                f"{self.node.name}.{name} would be lost, since a graph holds operations alone: let "
+                "forward scale a gradient, 0.1 * x + (0.9 * x).detach(), or register a full "
+                "backward hook on a layer"
+            )
+        if self.node.op not in ("get_attr", "placeholder") or name in ("grad", "retains_grad"):
+            self._refuse(
+                f"forward reads {self.node.name}.{name}, which a graph cannot know, since no "
+                "gradient is recorded while it is traced: decide by self.training instead"
+            )
 
     def __getitem__(self, index: Any) -> Any:
         return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
@@ -49,6 +106,30 @@ class ValueProxy(Proxy):
     def __itruediv__(self, other: Any) -> Any:
         return self._in_place(operator.truediv, assigned.truediv, other)
 
+    def __ifloordiv__(self, other: Any) -> Any:
+        return self._in_place(operator.floordiv, assigned.floordiv, other)
+
+    def __imod__(self, other: Any) -> Any:
+        return self._in_place(operator.mod, assigned.mod, other)
+
+    def __ipow__(self, other: Any) -> Any:
+        return self._in_place(operator.pow, assigned.pow, other)
+
+    def __iand__(self, other: Any) -> Any:
+        return self._in_place(operator.and_, assigned.and_, other)
+
+    def __ior__(self, other: Any) -> Any:
+        return self._in_place(operator.or_, assigned.or_, other)
+
+    def __ixor__(self, other: Any) -> Any:
+        return self._in_place(operator.xor, assigned.xor, other)
+
+    def __ilshift__(self, other: Any) -> Any:
+        return self._in_place(operator.lshift, assigned.lshift, other)
+
+    def __irshift__(self, other: Any) -> Any:
+        return self._in_place(operator.rshift, assigned.rshift, other)
+
     def _in_place(
         self, of_numbers: Callable[..., Any], of_tensors: Callable[..., Any], other: Any
     ) -> Any:
@@ -60,10 +141,30 @@ class ValueProxy(Proxy):
             result.node.meta["in_place"] = changes
         return result
 
+    def __float__(self) -> float:
+        return float(self._number())
+
+    def __int__(self) -> int:
+        return int(self._number())
+
+    def __complex__(self) -> complex:
+        return complex(self._number())
+
+    def _number(self) -> Any:
+        return self._refuse(
+            "a number of Python's is made (float, int) of what depends on the values or "
+            "the size of the batch: use operations of tensors, or put the lines into a function "
+            "marked by torch.fx.wrap"
+        )
+
+    def _refuse(self, text: str) -> Any:
+        """Raises a `TraceError`, which is raised even where the model catches it."""
+        return cast(Any, self.tracer).refuse(text)
+
     def __len__(self) -> int:
         first, second = self.node.meta["values"]
         if len(first) != len(second):
-            raise TraceError(
+            self._refuse(
                 "len() or a loop over the batch: use x.shape[0] for the number of rows, and "
                 "operations on all rows at once instead of a loop"
             )
@@ -71,6 +172,59 @@ class ValueProxy(Proxy):
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
+
+
+class Sizes(tuple[Any, ...]):
+    """A tensor's shape of which some numbers depend on the batch, which torch.Size cannot hold."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """Torch's type of shapes, where the model's own code asks by isinstance; else its own."""
+        return torch.Size if _is_asked(sys._getframe(1)) else Sizes
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        return _sized(part) if isinstance(index, slice) else part
+
+    def __add__(self, other: Any) -> Any:
+        return _sized(super().__add__(other))
+
+    def numel(self) -> Any:
+        """The product of the sizes."""
+        return math.prod(self)
+
+
+def _sized(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+    known = all(type(size) is int for size in sizes)
+    return torch.Size(sizes) if known else Sizes(sizes)
+
+
+def _is_asked(frame: FrameType | None) -> bool:
+    """Whether the model's own code asks for a type, itself or by torch's functions for that."""
+    for_another = False
+    while frame is not None and frame.f_code in _ASKING:
+        frame, for_another = frame.f_back, True
+    if frame is None or not is_users(frame.f_code):
+        return False
+    return for_another or _asks_for_type(frame.f_code, frame.f_lasti)
+
+
+@cache
+def _asks_for_type(code: CodeType, at: int) -> bool:
+    """Whether the instruction at this offset calls isinstance, or reads `__class__`.
+
+    The call begins where the name does that is called.
+    """
+    instructions = list(dis.get_instructions(code))
+    call = next((one for one in instructions if one.offset == at), None)
+    if call is None or call.argval == "__class__":
+        return call is not None
+    if call.positions is None or call.positions.lineno is None:
+        return False
+    return any(
+        one.argval == "isinstance" and one.positions and one.positions[::2] == call.positions[::2]
+        for one in instructions
+    )
 
 
 def is_reshape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

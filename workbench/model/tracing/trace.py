@@ -20,7 +20,7 @@ from workbench.model.errors import InsideError, ModelError, OperationError, Trac
 from workbench.model.packages import packaged
 from workbench.model.tracing.failure import explained
 from workbench.model.tracing.inputs import declared
-from workbench.model.tracing.kept import operations
+from workbench.model.tracing.kept import left_alone, operations
 from workbench.model.tracing.layers import layers_of
 from workbench.model.tracing.lost import refuse_what_is_lost
 from workbench.model.tracing.patches import modes_restored
@@ -110,7 +110,8 @@ def trace(
     source = Source("module", type(model).__name__, frozen=frozen)
     roles = checked_roles(outputs)
     known = constants_of(model)
-    graph, traced, apart = _in_both_modes(source, structure(model), samples, roles, known)
+    with left_alone(model):
+        graph, traced, apart = _in_both_modes(source, structure(model), samples, roles, known)
     if is_small(graph):
         show_same(graph, model, traced, apart, partial(_with_role, roles))
     graph = _with_skeletons(graph, traced, apart)

@@ -7,12 +7,12 @@ and only what depends on the batch stays symbolic. A wrong shape fails at the us
 """
 
 import operator
-import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from types import FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from workbench.model.build import with_tensors
-from workbench.model.errors import InsideError, TraceError
+from workbench.model.errors import TraceError
 from workbench.model.tracing.batch import (
     BATCHES,
     REMEDY,
@@ -35,12 +35,13 @@ from workbench.model.tracing.batch import (
     rows_and_shape,
     tensors,
 )
-from workbench.model.tracing.contexts import Context, Under, autocast_watched
+from workbench.model.tracing.contexts import Context, Under, autocast_watched, modes
 from workbench.model.tracing.decisions import decided_alike
 from workbench.model.tracing.draws import RecordedDraws, Shapes, dims_of, drawing
-from workbench.model.tracing.failure import Place, is_users
-from workbench.model.tracing.inputs import parameters_of
-from workbench.model.tracing.kept import Pass, attributes_of, show_no_state
+from workbench.model.tracing.failure import Refused, noted
+from workbench.model.tracing.inputs import KNOWN, parameters_of, without_objects
+from workbench.model.tracing.kept import Attributes, Pass, attributes_of, refuse_set, show_no_state
+from workbench.model.tracing.lost import line_of_model, refuse_backward_hooks
 from workbench.model.tracing.patches import (
     RecordedFactories,
     by_kernels,
@@ -51,10 +52,10 @@ from workbench.model.tracing.patches import (
     sizes_as_tuples,
     transformers_as_trained,
 )
-from workbench.model.tracing.proxy import ValueProxy, is_reshape, stated
+from workbench.model.tracing.proxy import Sizes, ValueProxy, is_reshape, stated
 from workbench.model.tracing.rewrites.attention import is_window_attention
 from workbench.model.tracing.rewrites.batch_norms import ExtendedBatchNorms
-from workbench.model.tracing.rewrites.inplace import read_what_was_changed
+from workbench.model.tracing.rewrites.inplace import changes_in_place, read_what_was_changed
 from workbench.model.tracing.trials.flops import FlopCounter
 from workbench.model.tracing.trials.gradients import trained_parameters
 from workbench.plan.inputs import Input
@@ -74,7 +75,6 @@ _OF_PARTS = {
 }
 _FINFO = torch.finfo  # which is patched while a model is traced
 _DTYPES: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64, bool: torch.bool}
-_KNOWN = (bool, int, float, complex, str, type(None))
 
 
 class ValueTracer(torch.fx.Tracer):
@@ -112,6 +112,8 @@ class ValueTracer(torch.fx.Tracer):
         self.least_batch = 1
         self.modes: tuple[bool, ...] = ()
         self.failed_in: str | None = None
+        self.refused: Refused | None = None
+        self.before: Attributes = {}
 
     @torch.inference_mode(False)
     def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
@@ -142,8 +144,8 @@ class ValueTracer(torch.fx.Tracer):
         root = with_tensors(structure, fake)
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             self.names[id(tensor)] = name
-        before = attributes_of(root)
-        self.modes = _modes()
+        self.before = attributes_of(root)
+        self.modes = modes()
         with (
             RecordedFactories(self._made),
             sizes_as_tuples(),
@@ -155,10 +157,13 @@ class ValueTracer(torch.fx.Tracer):
             quiet(),
         ):
             graph = self.trace(root)
+        if self.refused is not None:  # and caught by the model, which took another way then
+            self.failed_in = self.refused.path
+            raise self.refused.error
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             if self.names.get(id(tensor)) != name:
                 raise TraceError(f"the assignment to {name!r} in forward changes {_STATE}")
-        return Pass(graph, before, attributes_of(root))
+        return Pass(root, graph, self.before, attributes_of(root))
 
     def _made(self, function: Any, args: Any, kwargs: Any) -> Any | None:
         return None if self.running else self.create_proxy("call_function", function, args, kwargs)
@@ -175,6 +180,7 @@ class ValueTracer(torch.fx.Tracer):
             if name not in trained:
                 parameter.requires_grad_(False)
 
+    @noted
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any
     ) -> Any:
@@ -193,6 +199,8 @@ class ValueTracer(torch.fx.Tracer):
             kind, target, args = stated(target, args, small, large)
         if kind == "get_attr" and target in self.read:
             return self.read[target]
+        if kind == "call_module":
+            refuse_set(self.root, target, self.before)
         ran = self._run(kind, target, args, kwargs)
         values = ran.values
         sources: list[Node] = []
@@ -204,12 +212,17 @@ class ValueTracer(torch.fx.Tracer):
         for_effect = values[0] is None and target not in (getattr, operator.getitem)
         if _known(*values) and not (of_batch_size or of_type or of_function or for_effect):
             return values[0]
-        line = self._refuse_what_is_lost()
+        line = line_of_model(ValueTracer.trace_structure.__code__)
         if (context := self._context(kind)) != Context() and tensors(values[0]):
             kind, target = "call_function", Under(target, context)
         node = self.create_node(kind, target, args, kwargs)
         node.meta.update(line=line, module=self._path)
         self._describe(node, ran)
+        if ran.wrote and not changes_in_place(node, self.root):
+            raise TraceError(
+                f"{name_of(node)} writes into a tensor that it is given, and a graph would not "
+                "see it: let it write into a copy of its own, x = x.clone(), and return that"
+            )
         if (
             of_batch_size
             and tensors(values[0])
@@ -223,7 +236,8 @@ class ValueTracer(torch.fx.Tracer):
         if kind == "get_attr":
             self.read[target] = proxy
         if isinstance(values[0], tuple | list) and not (tensors(values[0]) or of_function):
-            return tuple(proxy[index] for index in range(len(values[0])))
+            parts = (proxy[index] for index in range(len(values[0])))
+            return Sizes(parts) if isinstance(values[0], torch.Size) else tuple(parts)
         return None if for_effect and not of_function else proxy
 
     def record(self, node: Node) -> None:
@@ -236,7 +250,7 @@ class ValueTracer(torch.fx.Tracer):
         node.meta.update(learns=False, saved=None)
         # The limits of a type are the precision's, not the trace's.
         limits = isinstance(values[0], _FINFO)
-        plain = isinstance(values[0], _KNOWN)
+        plain = isinstance(values[0], KNOWN)
         node.meta["of_type"] = limits or (
             plain and any(source.meta["of_type"] for source in node.all_input_nodes)
         )
@@ -277,9 +291,18 @@ class ValueTracer(torch.fx.Tracer):
                 f"the function {a.__qualname__} is passed to an operation, which a graph cannot "
                 "hold: put both into a function marked by torch.fx.wrap"
             )
-        if isinstance(a, tuple) and hasattr(a, "_fields"):
+        if isinstance(a, np.generic):
+            return a.item()  # the code of a graph would read np, which it does not import
+        if isinstance(a, torch.Generator):
+            raise TraceError(
+                "random numbers are drawn from a torch.Generator of the model's own, whose state "
+                "ranks would not share: leave generator= out, and they follow the experiment's seed"
+            )
+        if isinstance(a, Sizes) or (isinstance(a, tuple) and hasattr(a, "_fields")):
             return tuple(self.create_arg(element) for element in a)
         try:
+            if is_dataclass(a) and not isinstance(a, type):
+                raise NotImplementedError  # torch.fx would record what makes it
             return super().create_arg(a)
         except NotImplementedError:
             raise TraceError(
@@ -315,6 +338,8 @@ class ValueTracer(torch.fx.Tracer):
             return forward(*args, **kwargs)  # one that was made in forward is what it calls
         path = self.path_of_module(m)
         try:
+            if not self.is_leaf_module(m, path):
+                refuse_backward_hooks(m, path)
             return super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed_in = self.failed_in or path
@@ -334,6 +359,7 @@ class ValueTracer(torch.fx.Tracer):
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
+    @noted
     def to_bool(self, obj: Proxy) -> bool:
         decided = decided_alike(obj.node)
         if decided is not None:
@@ -345,25 +371,14 @@ class ValueTracer(torch.fx.Tracer):
             "marked by torch.fx.wrap"
         )
 
-    def _refuse_what_is_lost(self) -> Place | None:
-        """Checks that an operation is not under something that a graph does not record.
+    @noted
+    def refuse(self, text: str) -> None:
+        """Raises an error that the model may catch, and that is raised still.
 
-        Returns:
-            The line of the model's own code that called it.
+        Raises:
+            TraceError: always.
         """
-        frame, end = sys._getframe(), ValueTracer.trace_structure.__code__
-        apply = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
-        line: Place | None = None
-        while frame.f_back is not None and frame.f_code is not end:
-            if line is None and is_users(frame.f_code):
-                line = frame.f_code, frame.f_lineno
-            if frame.f_code is apply:
-                raise InsideError(
-                    "the backward pass of a torch.autograd.Function would be lost: call its apply "
-                    "in a function marked by torch.fx.wrap"
-                )
-            frame = frame.f_back
-        return line
+        raise TraceError(text)
 
     def _context(self, kind: str) -> Context:
         """What the operation that is being recorded is under.
@@ -371,7 +386,7 @@ class ValueTracer(torch.fx.Tracer):
         Raises:
             TraceError: a graph cannot contain it.
         """
-        gradients, *autocast = _modes()
+        gradients, *autocast = modes()
         if autocast != [*self.modes[1:]]:
             raise TraceError(
                 "torch.autocast in forward would be lost: the experiment's precision says what is "
@@ -397,7 +412,7 @@ class ValueTracer(torch.fx.Tracer):
             )
         held = self._read() if module is None else [*module.parameters(), *module.buffers()]
         versions = [tensor._version for tensor in held]
-        values, counters, drawn = [], [], []
+        values, counters, drawn, wrote = [], [], [], False
         self.running = True
         try:
             for size in range(len(BATCHES)):
@@ -407,8 +422,10 @@ class ValueTracer(torch.fx.Tracer):
 
                 arguments = map_arg((args, kwargs), value)
                 counter = FlopCounter()
+                before = [tensor._version for tensor in tensors(arguments)]
                 with torch.no_grad(), self.mode, counter:
                     values.append(self._call(kind, target, *arguments))
+                wrote = before != [tensor._version for tensor in tensors(arguments)]
                 counters.append(counter)
                 draws = RecordedDraws()
                 if counter.random:  # it may not have drawn: attention without dropout
@@ -427,7 +444,7 @@ class ValueTracer(torch.fx.Tracer):
             and not counters[0].looked_up
             and any(_is_matrix(tensor, values[0]) for tensor in (held if module else ()))
         )
-        return _Ran((values[0], values[1]), flops, uncounted, (drawn[0], drawn[1]))
+        return _Ran((values[0], values[1]), flops, uncounted, (drawn[0], drawn[1]), wrote)
 
     def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
         module = self._module(target) if kind == "call_module" else None
@@ -453,28 +470,14 @@ class _Ran:
         flops: the FLOPs of one sample.
         uncounted: whether it does more FLOPs than these.
         drawn: the shapes of the random tensors that it drew, at both batch sizes.
+        wrote: whether it wrote into what it read.
     """
 
     values: tuple[Any, ...]
     flops: int = 0
     uncounted: bool = False
     drawn: tuple[Shapes, Shapes] = ([], [])
-
-
-def without_objects(returned: Any) -> Any:
-    """What a model returns; of a dict, what holds tensors and plain values alone.
-
-    Something else, as the cache of keys and values of a language model, can have no role.
-    """
-    if not isinstance(returned, dict):
-        return returned
-    return {name: value for name, value in returned.items() if _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict | tuple | list):
-        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, (Proxy, Tensor, *_KNOWN))
+    wrote: bool = False
 
 
 def _is_matrix(weight: Tensor, value: Any) -> bool:
@@ -491,9 +494,4 @@ def _known(first: Any, second: Any) -> bool:
     """
     if isinstance(first, tuple | list):
         return len(first) == len(second) and all(map(_known, first, second))
-    return isinstance(first, _KNOWN) and type(first) is type(second) and bool(first == second)
-
-
-def _modes() -> tuple[bool, ...]:
-    autocast = (torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
-    return torch.is_grad_enabled(), *autocast
+    return isinstance(first, KNOWN) and type(first) is type(second) and bool(first == second)

@@ -240,3 +240,22 @@ def test_numbers_that_a_file_cannot_hold():
     module.phase = nn.Parameter(torch.ones(4, dtype=torch.complex64))
     with pytest.raises(TraceError, match=r"'phase' holds complex64.*torch.view_as_real"):
         trace(module, input_shape=(4,))
+
+
+def rotated(x):
+    turned = torch.empty_like(x)
+    turned[..., 0::2] = -x[..., 1::2]
+    turned[..., 1::2] = x[..., 0::2]
+    return x + turned
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        rotated,
+        lambda x: x + x.new(x.shape[0], 4).zero_(),
+        lambda x: x * torch.empty_like(x).fill_(2),
+    ],
+)
+def test_memory_that_is_filled_later_is_not_random(call):
+    traced(calling(lambda self, x: call(self.inside(x)), inside=nn.Linear(4, 4)), 4)

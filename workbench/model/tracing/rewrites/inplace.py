@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 import torch.fx
 from torch import nn
@@ -10,7 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.errors import OperationError
 from workbench.model.tracing import assigned
-from workbench.model.tracing.batch import name_of, tensors
+from workbench.model.tracing.batch import is_users_function, name_of, tensors
+from workbench.model.tracing.contexts import Under
 
 
 def read_what_was_changed(graph: torch.fx.Graph, root: nn.Module) -> None:
@@ -106,14 +108,29 @@ def _keeps_statistics(module: nn.Module) -> bool:
 
 
 def changes_in_place(node: Node, root: nn.Module) -> bool:
-    """Whether an operation writes into its input, by torch's conventions."""
-    name = name_of(node)
+    """Whether an operation writes into its input, by torch's conventions.
+
+    A function of the user's follows none: one that writes is refused as it is recorded.
+    """
     if node.op == "call_module":
         return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
-    by_name = name.endswith("_") and not name.endswith("__")
+    if is_users_function(node.target):
+        return False
     asked = (
         node.kwargs.get("inplace")
         or node.kwargs.get("out") is not None
         or node.meta.get("in_place")
     )
-    return by_name or bool(asked)
+    return named_in_place(node.target) or bool(asked)
+
+
+def named_in_place(target: Any) -> bool:
+    """Whether a method's name, or that of a function of torch, ends as of those in place.
+
+    Names of others mean nothing: `operator.and_` is no keyword, and changes nothing. Nor are values
+    changed by `requires_grad_`.
+    """
+    target = target.target if isinstance(target, Under) else target
+    of_torch = str(getattr(target, "__module__", "")).partition(".")[0] == "torch"
+    name = target if isinstance(target, str) else getattr(target, "__name__", "") * of_torch
+    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from workbench.model.build import with_tensors
-from workbench.model.tracing.batch import BATCHES, called, shape_for, tensors
+from workbench.model.tracing.batch import BATCHES, called, cleared, shape_for, tensors
 from workbench.model.tracing.draws import Draws, Held, drawing, placed_bits
 from workbench.plan.inputs import Input
 
@@ -284,6 +284,7 @@ class Probe:
         draws = TrialDraws(node.meta["draws"], samples, seed) if node.meta["draws"] else None
         with nullcontext() if draws is None else drawing(draws):
             value = called(kind, node.target, root, *arguments)
+        value = cleared(node, arguments[0], value)
         written = [tensor._version for tensor in tensors(arguments)] != before
         if written:
             self._changes.add(node)

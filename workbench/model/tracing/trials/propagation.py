@@ -30,7 +30,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from workbench.model.tracing.batch import BATCHES, called, has_tensors, tensors
+from workbench.model.tracing.batch import BATCHES, called, cleared, has_tensors, tensors
 from workbench.model.tracing.draws import Held, drawing
 from workbench.model.tracing.trials.probe import Draw, Probe, Samples, Traced, TrialDraws, alike
 from workbench.plan.placement.propagation import Propagation
@@ -324,9 +324,10 @@ class _Trial:
 
         dims = self.node.meta["draws"]
         with drawing(TrialDraws(dims, _SAMPLES, 0, part)) if dims else nullcontext():
-            return called(
-                self.node.op, self.node.target, self.traced.root, *map_arg((args, kwargs), read)
-            )
+            read_args, read_kwargs = map_arg((args, kwargs), read)
+            target, root = self.node.target, self.traced.root
+            value = called(self.node.op, target, root, read_args, read_kwargs)
+            return cleared(self.node, read_args, value)
 
     def _value(self, source: Node) -> Any:
         return self.probe.value(source, _SAMPLES)

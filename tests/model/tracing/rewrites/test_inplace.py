@@ -1,0 +1,128 @@
+"""Which operations change what they read, and which do not, whatever their names end in."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.model.traced import calling, traced
+from workbench.model import TraceError, trace
+
+
+@torch.fx.wrap
+def squash_(x):
+    """A name as of an operation in place, for what changes nothing."""
+    return x / (1 + x.abs())
+
+
+@torch.fx.wrap
+def halve(x):
+    """A name as of another operation, for one in place."""
+    return x.mul_(0.5)
+
+
+def both(x):
+    near, far = x > -0.2, x < 0.4
+    inside = near & far
+    return x * inside + 2 * x * near
+
+
+def either(x):
+    above, below = x > 0.2, x < -0.4
+    return x.masked_fill(above | below, 0.0) + x * above
+
+
+def seen_through_a_view(x):
+    keep = x > 0
+    pairs = keep[:, None, :] & torch.ones(4, 4, dtype=torch.bool).tril()[None]
+    return (x.unsqueeze(1) * pairs).sum(1) + x * keep
+
+
+@pytest.mark.parametrize(
+    "call", [both, either, seen_through_a_view, lambda x: squash_(x) + x, lambda x: x.abs_() + x]
+)
+def test_what_is_read_later_is_what_torch_reads(call):
+    inside = nn.Linear(4, 4)
+    traced(calling(lambda self, x: call(self.inside(x)), inside=inside), 4)
+
+
+def test_a_function_that_writes_into_what_it_reads_is_refused():
+    with pytest.raises(TraceError, match=r"halve writes into a tensor .* x = x.clone\(\)"):
+        trace(
+            calling(lambda self, x: halve(self.inside(x)), inside=nn.Linear(4, 3)), input_shape=(4,)
+        )
+
+
+def power(x):
+    x **= 2
+
+
+def remainder(x):
+    x %= 0.5
+
+
+@pytest.mark.parametrize("change", [power, remainder])
+def test_augmented_assignment_reaches_every_name_and_view(change):
+    def named(self, x):
+        x = self.inside(x)
+        kept = x
+        change(x)
+        return x + kept
+
+    def viewed(self, x):
+        x = self.inside(x)
+        change(x[:, :2])
+        return x
+
+    traced(calling(named, inside=nn.Linear(4, 4)), 4)
+    with pytest.raises(TraceError, match="which lies in the same memory and is read afterwards"):
+        trace(calling(viewed, inside=nn.Linear(4, 4)), input_shape=(4,))
+
+
+def both_of(mask, other):
+    mask &= other
+
+
+def either_of(mask, other):
+    mask |= other
+
+
+def one_of(mask, other):
+    mask ^= other
+
+
+def shifted(mask, other):
+    number = mask.long()
+    kept = number
+    number <<= 3
+    number >>= other.long()
+    number //= 2
+    mask.copy_(kept > 1)
+
+
+@pytest.mark.parametrize("change", [both_of, either_of, one_of, shifted])
+def test_augmented_assignment_of_masks(change):
+    def forward(self, x):
+        x = self.inside(x)
+        mask = x > 0.2
+        change(mask, x < 0.5)
+        return x * mask
+
+    traced(calling(forward, inside=nn.Linear(4, 4)), 4)
+
+
+def test_a_part_of_a_buffer_that_is_not_trained():
+    def forward(self, x):
+        return self.inside(x) + self.places.requires_grad_(False)[:, :3].requires_grad_(False)
+
+    model = calling(forward, inside=nn.Linear(4, 3))
+    model.register_buffer("places", torch.rand(1, 9))
+    traced(model, 4)
+
+
+def test_a_parameter_that_forward_freezes_is_refused():
+    def forward(self, x):
+        self.inside.weight.requires_grad_(False)
+        return self.inside(x)
+
+    with pytest.raises(TraceError, match=r"whether 'inside.weight' is trained, .* before it is"):
+        trace(calling(forward, inside=nn.Linear(4, 3)), input_shape=(4,))
