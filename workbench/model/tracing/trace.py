@@ -19,7 +19,7 @@ from workbench.model.build import build_fake, named, pack, structure, unpack
 from workbench.model.errors import InsideError, ModelError, OperationError, TraceError
 from workbench.model.packages import packaged
 from workbench.model.tracing.failure import explained
-from workbench.model.tracing.inputs import declared
+from workbench.model.tracing.inputs import declared, without_objects
 from workbench.model.tracing.kept import left_alone, operations
 from workbench.model.tracing.layers import layers_of
 from workbench.model.tracing.lost import refuse_what_is_lost
@@ -28,7 +28,7 @@ from workbench.model.tracing.rewrites.attention import find_self_attention
 from workbench.model.tracing.rewrites.detours import Detour, gather_detours
 from workbench.model.tracing.rewrites.inplace import drop_unused
 from workbench.model.tracing.rewrites.linears import find_linears
-from workbench.model.tracing.tracer import ValueTracer, without_objects
+from workbench.model.tracing.tracer import ValueTracer
 from workbench.model.tracing.trials.independence import constants_of, show_independence
 from workbench.model.tracing.trials.propagation import find_propagations
 from workbench.model.tracing.trials.whole import is_small, show_same
