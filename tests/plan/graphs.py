@@ -4,6 +4,7 @@ import math
 
 from workbench.plan.graph import Graph, Layer, Source, Weight
 from workbench.plan.inputs import Input
+from workbench.plan.placement.propagation import Saved
 
 Shape = tuple[int, ...]
 
@@ -49,7 +50,8 @@ class Builder:
         return self.add(name, "attention", shape, weights=weights, heads=heads, flops=flops)
 
     def same(self, name: str, kind: str, *inputs: str) -> "Builder":
-        return self.add(name, kind, self.shapes[(inputs or (self.last,))[0]], *inputs)
+        saved = Saved(output=True) if kind == "elementwise" else None  # as ReLU does
+        return self.add(name, kind, self.shapes[(inputs or (self.last,))[0]], *inputs, saved=saved)
 
     def norm(self, name: str) -> "Builder":
         c = self.shapes[self.last][0]
