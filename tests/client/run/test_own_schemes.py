@@ -118,9 +118,9 @@ def test_memory_and_flops_follow_from_what_it_states():
     for name in ("conv", "up"):
         there, here = (one.memory[0].of_layer(name)["weights"] for one in (whole, split))
         assert 2 * here == there == 4 * GRAPH[name].parameters
-    # It reads all rows of the group, and saves these; its output is cut.
+    # It reads all rows of the group, and saves these; its output is gathered, and freed.
     rows, features = 16, 3 * 8
-    assert split.memory[0].of_layer("conv")["activations"] == rows * (features + 6 * 8 // 2) * 4
+    assert split.memory[0].of_layer("conv")["activations"] == rows * features * 4
     works = [wb.plan.work_of(own(), GRAPH["conv"], rank, (8, 8), "fp32") for rank in (0, 1)]
     assert works[0].flops == GRAPH["conv"].flops * 16 / 2
     assert works[0] == works[1]
