@@ -146,38 +146,27 @@ def test_others_have_the_widest_type_that_they_read():
     }
 
 
-@pytest.mark.parametrize(
-    ("rows", "shape", "held", "width"),
-    [
-        (1, (3,), 3, 1),  # truths
-        (1, (3, 2), 6, 1),
-        (2, (3,), 6, 1),
-        (1, (3,), 24, 4),  # whole numbers are made of such
-        (1, (3,), 12, 4),
-        (1, (3,), 0, 4),
-        (0, (3,), 3, 4),
-    ],
-)
-def test_truths_have_one_byte(rows, shape, held, width):
-    builder = Builder((4,)).add("one", "op", shape, rows=rows, activation_bytes=held)
-    found = operations(builder.linear("end", 2, "input").graph())
-    assert by_label(found)["one"].itemsize == width
+@pytest.mark.parametrize("rows", [0, 1, 2])
+@pytest.mark.parametrize(("stated", "width"), [(0, 2), (1, 1), (4, 4), (8, 8)])
+def test_what_is_no_real_number_has_its_own_bytes(rows, stated, width):
+    """In half precision too, and so has what is made of it, unless the graph says otherwise."""
+    builder = Builder((4,)).linear("first", 3)
+    builder.add("one", "op", (3,), rows=rows, unreal_bytes=stated).add("real", "op", (3,))
+    found = by_label(operations(builder.linear("end", 2).graph(), precision="bf16"))
+    assert found["one"].itemsize == width
+    assert found["real"].itemsize == (4 if stated else 2)
 
 
-@pytest.mark.parametrize(
-    "read", [Input((4,), vocabulary=9), Input((4,), "bool")], ids=lambda read: read.dtype
-)
-def test_whole_numbers_are_made_of_whole_numbers(read):
-    builder = Builder((4,)).add("shifted", "op", (4,), activation_bytes=32)
-    builder.add("again", "op", (4,), activation_bytes=32).add("real", "op", (4,))
-    builder.same("sum", "add", "again", "real").linear("end", 2)
-    found = by_label(operations(replace(builder.graph(), inputs=(read,)), precision="bf16"))
-    assert [one.itemsize for one in found.values()] == [8, 8, 4, 4, 2]
+def test_a_real_number_is_as_wide_as_the_widest_that_it_is_made_of():
+    builder = Builder((4,)).add("shifted", "op", (4,), unreal_bytes=8).linear("half", 4, "input")
+    builder.same("sum", "add", "shifted", "half")
+    found = by_label(operations(builder.linear("end", 2).graph(), precision="bf16"))
+    assert [one.itemsize for one in found.values()] == [8, 2, 2, 2]
 
 
-def test_a_size_is_a_whole_number():
+def test_a_size_is_no_tensor():
     builder = Builder((4,)).add("size", "size", (), rows=0)
-    builder.add("range", "op", (4,), "size", activation_bytes=32)
+    builder.add("range", "op", (4,), "size", unreal_bytes=8)
     found = by_label(operations(builder.linear("fc", 4, "input").graph()))
     assert (found["size"].itemsize, found["range"].itemsize) == (0, 8)
     assert not found["size"].computes
