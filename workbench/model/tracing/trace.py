@@ -26,7 +26,7 @@ from workbench.model.tracing.lost import refuse_what_is_lost
 from workbench.model.tracing.patches import modes_restored
 from workbench.model.tracing.rewrites.attention import find_self_attention
 from workbench.model.tracing.rewrites.detours import Detour, gather_detours
-from workbench.model.tracing.rewrites.inplace import drop_unused
+from workbench.model.tracing.rewrites.inplace import drop_unread_parts, drop_unused
 from workbench.model.tracing.rewrites.linears import find_linears
 from workbench.model.tracing.tracer import ValueTracer
 from workbench.model.tracing.trials.independence import constants_of, show_independence
@@ -329,6 +329,7 @@ def _recorded(
             nodes = tracer.trace_structure(root)
             find_linears(nodes, (root, tracer.root), tracer.record)
             find_self_attention(nodes, root, tracer.root)
+            drop_unread_parts(nodes)
             gather_detours(nodes, (root, tracer.root), tracer.record)
             break
         except OperationError as error:

@@ -126,3 +126,30 @@ def test_a_parameter_that_forward_freezes_is_refused():
 
     with pytest.raises(TraceError, match=r"whether 'inside.weight' is trained, .* before it is"):
         trace(calling(forward, inside=nn.Linear(4, 3)), input_shape=(4,))
+
+
+class Recurrent(nn.Module):
+    """The last step's output of a recurrent layer, whose states have the batch in dimension 1."""
+
+    def __init__(self, rnn, taken):
+        super().__init__()
+        self.rnn, self.head, self.taken = rnn(5, 8, 2, batch_first=True), nn.Linear(8, 3), taken
+
+    def forward(self, x):
+        return self.head(self.taken(self.rnn(x))[:, -1])
+
+
+def unpacked(given):
+    out, _ = given
+    return out
+
+
+@pytest.mark.parametrize("rnn", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_state_that_nothing_reads_is_left_out(rnn):
+    first, second = (
+        trace(Recurrent(rnn, taken), input_shape=(6, 5)) for taken in (unpacked, lambda y: y[0])
+    )
+    kinds = [[(layer.kind, layer.output_shape) for layer in one.layers] for one in (first, second)]
+    assert kinds[0] == kinds[1]
+    with pytest.raises(TraceError, match="the batch"):
+        trace(Recurrent(rnn, lambda given: torch.stack(tuple(given[1]))), input_shape=(6, 5))

@@ -103,6 +103,16 @@ def drop_unused(graph: torch.fx.Graph, root: nn.Module) -> None:
             graph.erase_node(node)
 
 
+def drop_unread_parts(graph: torch.fx.Graph) -> None:
+    """Removes parts that nothing reads of what an operation gives, as of `out, _ = self.rnn(x)`.
+
+    The batch may lie elsewhere in them, which would matter to readers alone.
+    """
+    for node in reversed(graph.nodes):
+        if node.target is operator.getitem and not node.users:
+            graph.erase_node(node)
+
+
 def _keeps_statistics(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) and module.training and module.running_mean is not None
 
