@@ -362,3 +362,15 @@ def test_deep_models_travel_too():
     """Python's recursion does not limit them, as it would where nodes are pickled in a chain."""
     module = nn.Sequential(*(nn.ReLU() for _ in range(600)), nn.Linear(2, 2))
     assert len(skeleton(trace(module, input_shape=(2,))).graph.nodes) == 603
+
+
+def test_lines_of_inference():
+    """Nobody counts what is written to tensors that are made there."""
+
+    def forward(self, x):
+        with torch.inference_mode():
+            scale = torch.tanh(x)
+        return self.block(x * scale)
+
+    graph = traced(calling(forward, block=nn.Linear(4, 3)), 4)
+    assert "tanh" in [layer.name for layer in graph.layers]

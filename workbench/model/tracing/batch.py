@@ -47,6 +47,11 @@ def tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
+def versions(value: Any) -> list[int]:
+    """How often each of the tensors in a value was written to; of inference, nobody counts it."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors(value)]
+
+
 def has_tensors(module: nn.Module) -> bool:
     """Whether a module has parameters or buffers."""
     return any(True for _ in (*module.parameters(), *module.buffers()))

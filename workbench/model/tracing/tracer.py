@@ -34,6 +34,7 @@ from workbench.model.tracing.batch import (
     name_of,
     rows_and_shape,
     tensors,
+    versions,
 )
 from workbench.model.tracing.contexts import Context, Under, autocast_watched, modes
 from workbench.model.tracing.decisions import decided_alike
@@ -411,7 +412,7 @@ class ValueTracer(torch.fx.Tracer):
                 'batch_norm="synchronized" in the plan'
             )
         held = self._read() if module is None else [*module.parameters(), *module.buffers()]
-        versions = [tensor._version for tensor in held]
+        were = [tensor._version for tensor in held]
         values, counters, drawn, wrote = [], [], [], False
         self.running = True
         try:
@@ -422,10 +423,10 @@ class ValueTracer(torch.fx.Tracer):
 
                 arguments = map_arg((args, kwargs), value)
                 counter = FlopCounter()
-                before = [tensor._version for tensor in tensors(arguments)]
+                before = versions(arguments)
                 with torch.no_grad(), self.mode, counter:
                     values.append(self._call(kind, target, *arguments))
-                wrote = before != [tensor._version for tensor in tensors(arguments)]
+                wrote = before != versions(arguments)
                 counters.append(counter)
                 draws = RecordedDraws()
                 if counter.random:  # it may not have drawn: attention without dropout
@@ -434,7 +435,7 @@ class ValueTracer(torch.fx.Tracer):
                 drawn.append(draws.shapes)
         finally:
             self.running = False
-        if versions != [tensor._version for tensor in held] and not isinstance(module, _BatchNorm):
+        if were != [tensor._version for tensor in held] and not isinstance(module, _BatchNorm):
             name = target if module is None else type(module).__name__
             raise TraceError(f"{getattr(name, '__name__', name)} changes {_STATE}")
         few, many = BATCHES

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from workbench.model.build import with_tensors
-from workbench.model.tracing.batch import BATCHES, called, cleared, shape_for, tensors
+from workbench.model.tracing.batch import BATCHES, called, cleared, shape_for, tensors, versions
 from workbench.model.tracing.draws import Draws, Held, drawing, placed_bits
 from workbench.plan.inputs import Input
 
@@ -278,14 +278,14 @@ class Probe:
         arguments = map_arg((node.args, node.kwargs), read)
         if node in self._changes:
             arguments = pytree.tree_map_only(Tensor, torch.clone, arguments)
-        before = [tensor._version for tensor in tensors(arguments)]
+        before = versions(arguments)
         root = self._module(str(node.target)) if node.op == "call_module" else self.traced.root
         kind = "" if node.op == "call_module" else node.op
         draws = TrialDraws(node.meta["draws"], samples, seed) if node.meta["draws"] else None
         with nullcontext() if draws is None else drawing(draws):
             value = called(kind, node.target, root, *arguments)
         value = cleared(node, arguments[0], value)
-        written = [tensor._version for tensor in tensors(arguments)] != before
+        written = versions(arguments) != before
         if written:
             self._changes.add(node)
         return value
