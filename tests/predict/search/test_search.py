@@ -81,7 +81,7 @@ def check(graph, some, world, found, limit, **fields):
 
 
 @pytest.mark.slow
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(graph=st.one_of(convolutions(most=2), tokens()), some=machines())
 def test_it_equals_brute_force(graph, some):
     found = tried(graph, some, 2)
