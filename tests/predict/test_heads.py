@@ -90,6 +90,31 @@ def test_peaks_are_the_measured_ones(on_ranks, tmp_path, plan, what):
         assert rank.peak_bytes == pytest.approx(measured, rel=0.01), (rank.moment, rank.categories)
 
 
+class Chosen(nn.Module):
+    """Of two wide values and a mask, what reads them saves the mask alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.up = nn.Embedding(200, 32), nn.Linear(32, 2048)
+        self.down = nn.Linear(2048, 200)
+
+    def forward(self, ids):
+        x = self.up(self.table(ids))
+        return self.down(torch.where(x.detach() > 0, x, 0.1 * x))
+
+
+def test_of_what_is_read_only_what_is_saved_is_kept(on_ranks, tmp_path):
+    torch.manual_seed(0)
+    module = Chosen()
+    graph = trace(module, input_shape=(64,), vocabulary=200)
+    plan, data = Plan.data_parallel(graph, 2), Synthetic(samples=64, classes=200)
+    run = experiment(plan, data=data, batch_size=32)
+    weights = initialize(graph, 0, tmp_path, module=module)
+    found = on_ranks.seated(2, running.peak_of_a_step, run, weights)
+    for rank, measured in zip(memory_of(program_of(run)).ranks, found, strict=True):
+        assert rank.peak_bytes == pytest.approx(measured, rel=0.01), (rank.moment, rank.categories)
+
+
 @pytest.mark.parametrize("inner", INNER)
 def test_a_search_says_what_a_prediction_says(inner):
     graph = trace(made(inner), input_shape=(TOKENS,), vocabulary=VOCABULARY)

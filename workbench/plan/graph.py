@@ -108,7 +108,7 @@ class Layer:
         output_blocks: the equal blocks of these features that are cut alike, as of query and key.
         input_units: the equal pieces in which a linear layer's input may come; 0: any.
         propagations: the ways in which an operation of no other kind may be cut.
-        saved: what autograd saves of it, if its kind does not say so; None: not known.
+        saved: the tensors that autograd saves, if the kind does not say so; None: not known.
         target: the function or module that is called: "torch.nn.Conv2d", "operator.add" ...
         node: the name of the traced node.
         shared: the layer that owns the weights, if the module is called more than once; else "".

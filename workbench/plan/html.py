@@ -79,8 +79,8 @@ def save_value(
     Args:
         value: the value.
         path: the file; its ending says what is written.
-        text: what gives the text, from which the value can be read again.
-        picture: as for `save`.
+        text: a function that gives the text, from which the value can be read again.
+        picture: a function that gives its SVG, for `save`.
 
     Raises:
         ValueError: the name has the ending of a picture of another kind.

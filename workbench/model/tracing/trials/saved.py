@@ -20,8 +20,8 @@ def watched(
     """Runs an operation; returns its result and what autograd has saved of it.
 
     Args:
-        call: runs it.
-        given: what it reads, in the order of its layer's inputs.
+        call: a function that runs it.
+        given: the values that it reads, in the order of its layer's inputs.
         held: the memory of the model's parameters and buffers (`memory_of`).
     """
     kept: list[Tensor] = []

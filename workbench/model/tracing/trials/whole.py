@@ -53,9 +53,9 @@ def show_same(
     Args:
         graph: the graph of the module.
         module: the module, with its values; it is left as it is.
-        traced: what was traced in training mode.
-        apart: what was traced in evaluation mode; `traced` where both have the same layers.
-        select: takes from what a module returns what the graphs return.
+        traced: the module that was traced in training mode.
+        apart: the one that was traced in evaluation mode; `traced` where both have the same layers.
+        select: a function that takes the tensors that a graph returns from what its module does.
 
     Raises:
         TraceError: they differ; the text says in what, and what the usual causes are.
