@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import zlib
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import COLUMNS
 from workbench.plan.reading import text_of, toml_of
 from workbench.store.errors import ClusterError
-from workbench.store.files import write_whole
+from workbench.store.files import replacing, write_whole
 from workbench.store.messages import TrainingOutcome
 from workbench.store.record import AttemptRecord, ErrorRecord, JobState
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import pandas
 
 EXPERIMENT = "experiment.toml"
+INITIAL = "initial.safetensors"
 METRICS = "metrics.csv"
 NOTES = "notes.json"
 ENVIRONMENT = "environment.json"
@@ -87,6 +89,25 @@ def new_directory(parent: Path, experiment: Experiment) -> Path:
         write_whole(directory / EXPERIMENT, experiment.to_toml())
         return directory
     raise AssertionError("unreachable")
+
+
+def keep_initial(weights: Path, directory: Path) -> None:
+    """Leaves a run's initial weights in its folder, which outlives the cluster's.
+
+    They are the same file by another name where both folders are on one file system; else a copy.
+
+    Args:
+        weights: the file.
+        directory: the run's folder.
+
+    Raises:
+        OSError: the folder cannot be written to, or the disk is full.
+    """
+    with replacing(directory / INITIAL) as part:
+        try:
+            os.link(weights, part)
+        except OSError:
+            shutil.copyfile(weights, part)
 
 
 def keep(directory: Path, metrics: "pandas.DataFrame", notes: Sequence[str]) -> None:

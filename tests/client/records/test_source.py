@@ -1,7 +1,10 @@
 """Whose code it was: the repository, a module's classes, and the notebook or command."""
 
+import copy
+import functools
 import subprocess
 import sys
+import types
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -62,6 +65,43 @@ def test_what_an_experiment_has_of_one_s_own_is_told_too():
     module, function = sources(None, loss)
     assert (module.name, function.name) == ("Doubled", "squared")
     assert function.text.startswith("def squared(outputs, targets):")
+
+
+def scaled(x):
+    return 2 * x
+
+
+@functools.lru_cache
+def factors(count):
+    return [each(1) for each in (lambda x: scaled(x),) * count]
+
+
+class Based:
+    """What another extends."""
+
+
+class Helped(Based):
+    """A loss that calls others."""
+
+    @staticmethod
+    def gamma():
+        return factors(1)
+
+    @property
+    def steps(self):
+        return extension.schemes_of(self)
+
+    def __call__(self, outputs, targets):
+        return self.gamma() * squared(outputs, targets)
+
+
+def test_what_they_call_is_told_too_but_for_packages(monkeypatch):
+    own = types.ModuleType("own_helpers")
+    exec("def schemes_of(loss):\n    return deepcopy(loss)", vars(own))
+    own.deepcopy = copy.deepcopy
+    monkeypatch.setitem(globals(), "extension", own)
+    found = [each.name for each in sources(None, Loss(Helped()))]
+    assert found == ["Helped", "Based", "factors", "schemes_of", "squared", "scaled"]
 
 
 @pytest.fixture

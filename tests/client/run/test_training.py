@@ -2,6 +2,7 @@
 
 import copy
 import os
+import pickle
 import signal
 from contextlib import suppress
 
@@ -57,6 +58,34 @@ def test_a_user_s_own_module_trains_and_goes_on_under_another_plan(cluster, expe
     other = experiment.replace(plan=wb.Plan.data_parallel(experiment.plan.graph, 2), steps=33)
     resumed = cluster.train(other, resume=run).wait(LONG_S)
     assert resumed.metrics["step"].tolist() == [30, 30, 31, 31, 32, 32]
+
+
+def ten_times(outputs, targets):
+    return 10 * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_a_run_is_repeated_from_its_folder(cluster, experiment):
+    run = cluster.train(experiment.replace(loss=ten_times, steps=5)).wait(LONG_S)
+    found = wb.Run.load(run.directory)
+    assert {"ten_times"} <= {each.name for each in found.environment.sources}
+    with pytest.raises(ModelError, match="Sequential is a module of your own, and the text of"):
+        cluster.train(found.experiment.replace(loss=ten_times), module=NET)
+    other = copy.deepcopy(NET)
+    nn.init.zeros_(other[1].weight)
+    graph = wb.trace(other, input_shape=(1, 8, 8))
+    again = wb.Experiment.load(found.directory / "experiment.toml", graph).replace(loss=ten_times)
+    initial = found.directory / "initial.safetensors"
+    repeated = cluster.train(again, weights=initial).wait(LONG_S)
+    assert repeated.metrics["loss"].tolist() == run.metrics["loss"].tolist()
+    both = zip(repeated.state_dict().values(), run.state_dict().values(), strict=True)
+    assert all(map(torch.equal, *zip(*both, strict=True)))
+    assert initial.read_bytes() == (repeated.directory / "initial.safetensors").read_bytes()
+
+
+def test_a_run_of_a_model_by_name_begins_with_what_its_seed_gives(cluster, plan):
+    experiment = wb.Experiment(plan=plan, data="synthetic", optimizer="sgd", steps=1)
+    run = cluster.train(experiment.replace(batch_size=8)).wait(LONG_S)
+    assert not (run.directory / "initial.safetensors").exists()
 
 
 def test_a_stopped_run_goes_on_as_if_nothing_had_been(cluster, experiment):
@@ -138,7 +167,7 @@ def test_a_user_s_own_module_is_known_where_it_was_traced(cluster, experiment):
     short = experiment.replace(steps=2)
     given = cluster.train(short, module=NET).wait(LONG_S)
     assert cluster.train(short).wait(LONG_S).metrics["loss"].equals(given.metrics["loss"])
-    elsewhere = short.replace(plan=wb.Plan.from_toml(short.plan.to_toml()))
+    elsewhere = short.replace(plan=pickle.loads(pickle.dumps(short.plan)))
     assert elsewhere == short
     with pytest.raises(ModelError, match="Sequential was not traced in this process"):
         cluster.train(elsewhere)

@@ -6,9 +6,10 @@ import linecache
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -77,7 +78,7 @@ def repository(folder: Path) -> Repository | None:
 
 
 def sources(module: nn.Module | None, experiment: Value) -> tuple[SourceText, ...]:
-    """The texts of classes and functions, each once.
+    """The texts of classes and functions, and of those that they call by name, each once.
 
     Left out is what packages have that are installed: their versions say what it is.
 
@@ -93,8 +94,13 @@ def sources(module: nn.Module | None, experiment: Value) -> tuple[SourceText, ..
         return own
 
     mapped(experiment, note)
-    found = dict.fromkeys(part for each in given for part in _parts(each))
-    return tuple(_source(part) for part in found if not _is_installed(part))
+    found: dict[type | FunctionType, None] = {}
+    waiting = [part for each in given for part in _parts(each)]
+    for part in waiting:
+        if part not in found and not _is_of_package(part.__module__ or ""):
+            found[part] = None
+            waiting += _called(part)
+    return tuple(map(_source, found))
 
 
 def _parts(given: Any) -> Iterator[type | FunctionType]:
@@ -104,6 +110,38 @@ def _parts(given: Any) -> Iterator[type | FunctionType]:
         return
     for each in given.modules() if isinstance(given, nn.Module) else [given]:
         yield from (each if isinstance(each, type) else type(each)).__mro__
+
+
+def _called(part: type | FunctionType) -> Iterator[type | FunctionType]:
+    """The functions and classes that the code of a function, or of a class's methods, names."""
+    for function in [part] if isinstance(part, FunctionType) else _methods(part):
+        for each in map(inspect.unwrap, filter(callable, _named(function))):
+            if isinstance(each, type):
+                yield from each.__mro__
+            elif isinstance(each, FunctionType):
+                yield each
+
+
+def _methods(cls: type) -> Iterator[FunctionType]:
+    """The functions of a class's own body, whatever makes them methods or properties."""
+    for each in vars(cls).values():
+        parts = (each, *(getattr(each, name, None) for name in ("__func__", "fget", "fset")))
+        yield from (part for part in parts if isinstance(part, FunctionType))
+
+
+def _named(function: FunctionType) -> list[Any]:
+    """What the names in a function's code stand for, in its own module and those it imports."""
+    codes = [function.__code__]
+    for code in codes:  # with those of functions and comprehensions inside
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    names = [name for code in codes for name in code.co_names]
+    found = [function.__globals__.get(name) for name in names]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it is empty yet
+            found.append(cell.cell_contents)
+    modules = [each for each in found if isinstance(each, ModuleType)]
+    own = [module for module in modules if not _is_of_package(module.__name__)]
+    return found + [vars(module).get(name) for module in own for name in names]
 
 
 def submitted_by() -> str:
@@ -117,10 +155,11 @@ def submitted_by() -> str:
     return str(next(filter(None, named), "an IPython session without a name"))
 
 
-def _is_installed(part: type | FunctionType) -> bool:
-    if part.__module__ in sys.builtin_module_names or part.__module__.partition(".")[0] == _OURS:
+def _is_of_package(module: str) -> bool:
+    """Whether the module of this name is Python's, ours, or an installed package's."""
+    if module in sys.builtin_module_names or module.partition(".")[0] == _OURS:
         return True
-    file = getattr(sys.modules.get(part.__module__), "__file__", None)
+    file = getattr(sys.modules.get(module), "__file__", None)
     return isinstance(file, str) and file in Libraries.of_this_python()
 
 

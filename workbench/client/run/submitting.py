@@ -85,6 +85,8 @@ def request(
     values = checkpoint or initial_values(experiment, module, weights, engines.folder)
     if directory is None:
         directory = run_folder.new_directory(engines.directory, experiment)
+        if values is not None and checkpoint is None:
+            run_folder.keep_initial(values, directory)
     keywords = {"weights": values, "directory": directory, "resume": checkpoint}
     return Request(
         kind="train",
@@ -139,8 +141,13 @@ def module_values(experiment: Experiment, module: nn.Module | None, folder: Path
     if graph.source.kind != "module":
         return None
     values = graph.source.module if module is None else module
+    name = graph.source.name
+    if graph.source.skeleton is None:
+        raise ModelError(
+            f"{name} is a module of your own, and the text of an experiment does not hold its "
+            "structure: trace it again, and read the text with it, wb.Experiment.load(path, graph)"
+        )
     if values is None:
-        name = graph.source.name
         raise ModelError(
             f"{name} was not traced in this process, so its values are not here: trace it again, "
             f"or give it, module={name}(...)"

@@ -50,6 +50,7 @@ from workbench.plan.experiment.task import Metric as Metric
 from workbench.plan.experiment.task import Synthetic as Synthetic
 from workbench.plan.experiment.task import TorchData as TorchData
 from workbench.plan.experiment.task import as_loss, as_metrics, check_evaluated
+from workbench.plan.graph import Graph
 from workbench.plan.html import save_value, table
 from workbench.plan.plan import Plan
 from workbench.plan.reading import about, text_of, toml_of
@@ -216,9 +217,12 @@ class Experiment(Value):
         return self
 
     @model_validator(mode="after")
-    def _groups_have_parameters(self) -> Self:
+    def _fields_fit_each_other(self) -> Self:
         if self.optimizer.groups:
             self.optimizer.check_groups(self._shapes)
+        if self.schedule is not None:
+            self.schedule.check(self.optimizer, self.steps)
+        check_scaled(self.precision, self.loss_scale, self.sync)
         return self
 
     @property
@@ -257,12 +261,6 @@ class Experiment(Value):
             )
         return self
 
-    @model_validator(mode="after")
-    def _schedule_has_all_steps(self) -> Self:
-        if self.schedule is not None:
-            self.schedule.check(self.optimizer, self.steps)
-        return self
-
     def at_rate(self, lr: float) -> Self:
         """The same at another learning rate, to which groups and schedule keep their ratio."""
         schedule = self.schedule
@@ -285,11 +283,6 @@ class Experiment(Value):
                 f"{named[0]} clips the gradient of the whole batch, and with per_round weights "
                 "behind the gather step before it is there; it is valid with per_round=False"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _overflows_can_be_skipped(self) -> Self:
-        check_scaled(self.precision, self.loss_scale, self.sync)
         return self
 
     @property
@@ -452,32 +445,36 @@ class Experiment(Value):
         return f"{dump({'experiment': fields})}\n{self.plan.to_toml()}"
 
     @classmethod
-    def from_toml(cls, text: str) -> "Experiment":
+    def from_toml(cls, text: str, graph: Graph | None = None) -> "Experiment":
         """The experiment of a text written by `to_toml`.
+
+        Args:
+            text: the text, in TOML.
+            graph: as in `Plan.from_toml`: a module of one's own, traced again, which text lacks.
 
         Raises:
             ExperimentError: the text is not TOML, or a field is missing, unknown or wrong.
-            PlanError: the plan in the text is wrong.
+            PlanError: the plan in the text is wrong, or for another model.
         """
         content = toml_of(text, ExperimentError)
         if not isinstance(content.get("experiment"), dict):
             raise ExperimentError("no [experiment] table in this text")
-        return cls(**{**content["experiment"], "plan": Plan.from_toml(text)})
+        return cls(**{**content["experiment"], "plan": Plan.from_toml(text, graph)})
 
     def save(self, path: str | Path) -> None:
         """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
         save_value(self, path, self.to_toml)
 
     @classmethod
-    def load(cls, path: str | Path) -> "Experiment":
-        """Reads a file written by `save`, or by hand.
+    def load(cls, path: str | Path, graph: Graph | None = None) -> "Experiment":
+        """Reads a file written by `save`, or by hand; as `from_toml`.
 
         Raises:
             ExperimentError: the text is not a valid experiment.
             PlanError: the plan in the text is wrong.
         """
         with about(path, ExperimentError), about(path, PlanError):
-            return cls.from_toml(text_of(path, ExperimentError))
+            return cls.from_toml(text_of(path, ExperimentError), graph)
 
     def __repr__(self) -> str:
         return (
