@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from workbench.plan import Adamax as Adamax
     from workbench.plan import AdamW as AdamW
     from workbench.plan import Codec as Codec
+    from workbench.plan import CrossEntropy as CrossEntropy
     from workbench.plan import Curvature as Curvature
     from workbench.plan import Device as Device
     from workbench.plan import Digits as Digits
@@ -139,12 +140,12 @@ _HOME = {
         "model": "CheckpointError ModelError TraceError trace",
         "model.weights.exchange": "read_weights",
         "plan": (
-            "ASGD CIFAR10 SGD Adadelta Adagrad Adam AdamW Adamax Codec Curvature Device Digits "
-            "Experiment apportion ExperimentError Graph ImageFolder Input Layer LayerPlan Link "
-            "LocalSGD Loss "
-            "LossScale LRScheduler Machine MachineError Metric NAdam OwnStrategy ParameterGroup "
-            "ParameterServer Partial Pipelined Plan PlanError RAdam Replicate RMSprop Rprop Shard "
-            "Synchronous Synthetic Text TorchData WarmupCosine"
+            "ASGD CIFAR10 SGD Adadelta Adagrad Adam AdamW Adamax Codec CrossEntropy Curvature "
+            "Device Digits Experiment apportion ExperimentError Graph ImageFolder Input Layer "
+            "LayerPlan Link LocalSGD Loss LossScale LRScheduler Machine MachineError Metric "
+            "NAdam OwnStrategy ParameterGroup ParameterServer Partial Pipelined Plan "
+            "PlanError RAdam Replicate RMSprop Rprop Shard Synchronous Synthetic Text "
+            "TorchData WarmupCosine"
         ),
         "plan.extension.own": "OwnObjectError",
         "predict": (

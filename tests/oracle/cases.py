@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
+from tests.oracle.losses import ACCURACY, LOSSES, OF_CLASSES, Own
 from tests.oracle.models import Net
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.tracing.trace import trace
@@ -53,11 +54,15 @@ class Cut:
 
 @dataclass(frozen=True)
 class Run:
-    """An experiment but for its plan; `optimizer`, `sync` and others as they are written."""
+    """An experiment but for its plan; `optimizer`, `sync` and others as they are written.
+
+    The loss is the name of one of `LOSSES`; None: cross-entropy.
+    """
 
     batch_size: int = 6
     samples: int = 16
     steps: int = 2
+    loss: str | None = None
     optimizer: str = "SGD(lr=0.1)"
     sync: str = "Synchronous()"
     precision: str = "fp64"
@@ -71,10 +76,18 @@ class Run:
     checkpoint_every: int | None = None
     evaluate_every: int | None = None
 
+    @property
+    def own(self) -> Own | None:
+        """Its own loss."""
+        return None if self.loss is None else (LOSSES | OF_CLASSES)[self.loss]
+
     def of(self, plan: Plan) -> Experiment:
+        own = self.own
         return Experiment(
             plan=plan,
             data=Synthetic(samples=self.samples, classes=CLASSES),
+            loss=None if own is None else own.value,
+            metrics=None if own is None or own.ignored is not None else ACCURACY,
             batch_size=self.batch_size,
             steps=self.steps,
             optimizer=eval(self.optimizer, vars(experiments)),

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from tests.oracle import oracle
 from tests.oracle.cases import Case, optimizer_of, scheduler_of
-from tests.oracle.oracle import Batch, Step, Task, of_labels
+from tests.oracle.losses import Own
+from tests.oracle.oracle import Batch, Loss, Step, Task, of_labels
 from workbench.plan.experiment.experiment import (
     Experiment,
     Pipelined,
@@ -143,10 +144,13 @@ class Expected:
         late = isinstance(sync, Pipelined)
         norms = [layer.name for layer in graph.layers if layer.kind == "batch_norm"]
         local = {name.partition("@")[0]: plan.flow.inputs[name].group_size for name in norms}
+        own = case.run.own
         return Task(
             optimizer=optimizer_of(experiment),
             outputs=case.net.outputs,
-            loss=mean_loss,
+            loss=mean_loss if own is None else own_loss(own),
+            share=None if own is None else own.share,
+            ignored=None if own is None else own.ignored,
             batches=batches,
             test=test,
             precision=experiment.precision,
@@ -173,11 +177,25 @@ def _scaler_of(experiment: Experiment) -> dict[str, float] | None:
 
 def mean_loss(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
     """Cross-entropy of the first output, and of the others as auxiliary heads."""
-    wide = [o.float() if o.dtype in (torch.bfloat16, torch.float16) else o for o in outputs]
+    wide = widened(outputs)
     loss = F.cross_entropy(*of_labels(wide[0], labels))
     for auxiliary in wide[1:]:
         loss = loss + AUXILIARY * F.cross_entropy(*of_labels(auxiliary, labels))
     return loss
+
+
+def own_loss(own: Own) -> Loss:
+    """A loss of tests/oracle/losses.py, which gets the one output alone where it is one."""
+
+    def mean(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+        wide = widened(outputs)
+        return own.mean(wide[0] if len(wide) == 1 else wide, labels)
+
+    return mean
+
+
+def widened(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(o.float() if o.dtype in (torch.bfloat16, torch.float16) else o for o in outputs)
 
 
 def _batches(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.oracle import blocks
 from tests.oracle.cases import CLASSES, REFUSALS, Case, Cut, Run, graph_of
+from tests.oracle.losses import LOSSES
 from tests.oracle.models import Net
 from workbench.plan.graph import Graph
 from workbench.plan.placement.schemes import schemes_of
@@ -281,4 +282,5 @@ def _run(dice: Dice, world: int) -> Run:
         seed=dice.one((0, 1, 2, 3)),
         checkpoint_every=dice.one((None, None, 1, 2)),
         evaluate_every=dice.one((None, None, 1, 2)),
+        loss=dice.one((*[None] * 6, *LOSSES)),
     )

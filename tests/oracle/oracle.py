@@ -46,6 +46,9 @@ class Task:
         optimizer: of the parameters by name, torch's own.
         outputs: what is trained of what the module returns; the scores come first.
         loss: mean over the rows, of that.
+        share: (labels of some rows, labels of all) -> what the mean over some counts in that over
+            all; None: as many as they are, and evaluations report cross-entropy.
+        ignored: the label that counts not in the accuracy; None: all do.
         batches: of every step.
         test: inputs and labels to evaluate on.
         precision: "fp64", "fp32", "bf16" or "fp16" (autocast; weights in fp32).
@@ -69,6 +72,8 @@ class Task:
     loss: Loss
     batches: Sequence[Batch]
     test: tuple[Tensor, Tensor]
+    share: Callable[[Tensor, Tensor], float] | None = None
+    ignored: int | None = None
     precision: str = "fp64"
     scaler: Mapping[str, Any] | None = None
     skipped: frozenset[int] = frozenset()
@@ -223,7 +228,8 @@ def _step(
         watched = draws if task.draws or task.precision in ("fp64", "fp32") else nullcontext()
         with watched, _autocast(task):
             outputs = module(inputs)
-            loss = task.loss(task.outputs(outputs), labels) * (rows / count)
+            part = rows / count if task.share is None else task.share(labels, batch.labels)
+            loss = task.loss(task.outputs(outputs), labels) * part
         scaler.scale(loss).backward()
         total += loss.item()
         first += rows
@@ -238,7 +244,7 @@ def _own(inputs: Tensor, task: Task) -> Tensor:
 def _evaluate(
     module: nn.Module, task: Task, ranks: Sequence[tuple[int, ...]], norms: "LocalNorms"
 ) -> tuple[float, float]:
-    """Mean loss and accuracy of the first output, in evaluation mode; the module is left as it was.
+    """Mean loss and accuracy, in evaluation mode; the module is left as it was.
 
     Evaluations are not autocast.
     """
@@ -248,13 +254,18 @@ def _evaluate(
     with torch.no_grad():
         for norms.ranks in ranks:
             some = slice(first, first + sum(norms.ranks))
-            logits = task.outputs(module(_own(inputs[some], task)))[0]
-            scores, classes = of_labels(logits, labels[some])
-            loss += F.cross_entropy(scores, classes, reduction="sum").item()
-            hits += int((scores.argmax(1) == classes).sum())
+            outputs = task.outputs(module(_own(inputs[some], task)))
+            scores, classes = of_labels(outputs[0], labels[some])
+            if task.share is None:
+                loss += F.cross_entropy(scores, classes).item() * len(classes) / labels.numel()
+            else:
+                seen = outputs if task.ignored is None else outputs[:1]  # heads are for training
+                loss += task.loss(seen, labels[some]).item() * task.share(labels[some], labels)
+            hits += int(((scores.argmax(1) == classes) & (classes != task.ignored)).sum())
             first = some.stop
     module.train()
-    return loss / labels.numel(), hits / labels.numel()
+    count = labels.numel() if task.ignored is None else int((labels != task.ignored).sum())
+    return loss, hits / count
 
 
 def of_labels(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

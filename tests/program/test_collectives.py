@@ -81,6 +81,19 @@ def test_cut_scores_need_labels_maxima_and_sums(precision, width):
     ]
 
 
+def test_cut_scores_of_smoothed_labels_need_their_sum_too():
+    calls = told(every(OUT, loss=wb.CrossEntropy(ignore_index=None, label_smoothing=0.1)))
+    assert calls[3] == ("all_reduce", "fc1", "step", "shard", 2, [18, 18], 4)
+    assert not [call for call in calls if call[1] == "weights"]
+
+
+@pytest.mark.parametrize("options", [{}, dict(ignore_index=None, weight=(1.0, 2.0))])
+def test_labels_that_count_unequally_are_counted(options):
+    calls = told(every(OUT, loss=wb.CrossEntropy(**options)))
+    assert ("all_reduce", "weights", "step", "control", 1, [1, 1], 8) in calls
+    assert ("all_reduce", "fc1", "step", "shard", 2, [12, 12], 4) in calls
+
+
 def test_an_own_loss_sees_rows():
     loss = wb.Loss("torch.nn.functional:cross_entropy")
     calls = told(every(OUT, loss=loss))

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from workbench.comm.groups.world import World
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.experiment import CrossEntropy, Experiment
 from workbench.program.step import program_of
 from workbench.train.loop.memory import tensor_bytes
+from workbench.train.loop.objective import CrossEntropyLoss
 from workbench.train.loop.state import CONTROL, RankState, group_specs_of
 from workbench.train.loop.step import Stepper
 from workbench.train.strategies.strategy import OwnGradients, strategy_of, updater_of
@@ -33,6 +34,8 @@ def stepper_of(
     strategy = strategy_of(program, model, updater_of(program, model, everyone))
     if not sums:
         strategy = OwnGradients(strategy)
+    if isinstance(experiment.loss, CrossEntropy):
+        options["loss"] = CrossEntropyLoss(experiment.loss, model.plan.graph, everyone)
     return Stepper(experiment, model, strategy, None, world, torch.float64, **options)
 
 

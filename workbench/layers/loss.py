@@ -1,5 +1,6 @@
 """Cross-entropy of logits that lie by rows, by groups, or cut by classes."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,21 +10,56 @@ from torch import Tensor
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
+from workbench.plan.experiment.task import CrossEntropy
 from workbench.plan.placement.placement import Shard
 
+PLAIN = CrossEntropy(ignore_index=None)
+"""Every label is a class, and counts as much as any other."""
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
+
+def cross_entropy_sum(logits: Tensor, labels: Tensor, options: CrossEntropy = PLAIN) -> Tensor:
     """Returns the sum over labels [] of the cross-entropy; 0 for no rows.
 
     Args:
         logits: the logits [rows, classes, ...]; half types are computed in fp32.
         labels: the class of each place [rows, ...].
+        options: which labels count, and how much.
     """
-    return F.cross_entropy(logits.float() if _half(logits) else logits, labels, reduction="sum")
+    wide = logits.float() if _half(logits) else logits
+    return F.cross_entropy(wide, labels, reduction="sum", **torch_options(options, wide))
+
+
+def torch_options(options: CrossEntropy, logits: Tensor) -> dict[str, Any]:
+    """The same as arguments of `torch.nn.functional.cross_entropy` for these logits."""
+    weight = None if options.weight is None else logits.new_tensor(options.weight)
+    ignored = {} if options.ignore_index is None else {"ignore_index": options.ignore_index}
+    return {"weight": weight, "label_smoothing": options.label_smoothing, **ignored}
+
+
+def kept_labels(labels: Tensor, options: CrossEntropy) -> Tensor:
+    """Returns which labels are not ignored, bool of their shape."""
+    if options.ignore_index is None:
+        return torch.ones_like(labels, dtype=torch.bool)
+    return labels != options.ignore_index
+
+
+def label_weights(labels: Tensor, options: CrossEntropy) -> Tensor:
+    """Returns what each label counts: the weight of its class, in float64; 0 if it is ignored."""
+    kept = kept_labels(labels, options).double()
+    if options.weight is None:
+        return kept
+    weight = kept.new_tensor(options.weight)
+    return kept * weight[labels.clamp(0, len(weight) - 1)]
 
 
 def cut_cross_entropy_sum(
-    logits: Tensor, labels: Tensor, classes: Shard, group: Group, *, layer: str = ""
+    logits: Tensor,
+    labels: Tensor,
+    classes: Shard,
+    group: Group,
+    options: CrossEntropy = PLAIN,
+    *,
+    layer: str = "",
 ) -> Tensor:
     """Returns the sum over rows of the cross-entropy, each rank holding some classes of each row.
 
@@ -33,15 +69,21 @@ def cut_cross_entropy_sum(
         labels  [r]          replicated
         loss    []           replicated
 
-        forward    max over classes, then sum of exponents and label's logit: one all-gather
-                   and one all-reduce of 2 r elements
+        forward    max over classes, then sum of exponents, label's logit, and of smoothed labels
+                   the weighted sum of logits: one all-gather of r elements and one all-reduce of
+                   2 r or 3 r
         backward   softmax - one-hot, local
+
+    With weights w, of which that of an ignored label y is 0, and smoothing e over C classes, the
+    loss of a label is a (log sum exp z - z_y) + b (W log sum exp z - sum w z). There a = (1 - e)
+    w_y, W = sum w, and b = e / C, or 0 where y is ignored.
 
     Args:
         logits: this rank's logits of all rows; half types are computed in fp32.
         labels: the class of each row, the same on all ranks.
         classes: how the classes are cut over the group.
         group: the ranks that hold classes of these rows.
+        options: which labels count, and how much.
         layer: the layer under which traffic is recorded.
 
     Raises:
@@ -50,7 +92,7 @@ def cut_cross_entropy_sum(
     Source: Shoeybi et al. 2019 (arXiv:1909.08053, sec. 3); unequal pieces are ours.
     """
     wide = logits.float() if _half(logits) else logits
-    return _CutCrossEntropy.apply(wide, labels, classes, group, layer)
+    return _CutCrossEntropy.apply(wide, labels, classes, group, options, layer)
 
 
 def _half(logits: Tensor) -> bool:
@@ -88,7 +130,13 @@ def highest_class(logits: Tensor, classes: Shard, group: Group, *, layer: str = 
 class _CutCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, classes: Shard, group: Group, layer: str
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        classes: Shard,
+        group: Group,
+        options: CrossEntropy,
+        layer: str,
     ) -> Tensor:
         first, held = classes.span(group.rank)
         lowest = logits.new_full((len(logits),), float("-inf"))
@@ -103,14 +151,65 @@ class _CutCrossEntropy(torch.autograd.Function):
             if held
             else torch.zeros_like(highest)
         )
-        sums = all_reduce(torch.stack([exponents.sum(dim=1), at_label]), group, layer=layer)
+        parts = [exponents.sum(dim=1), at_label]
+        spread = _Spread.of(options, labels, logits, classes, first)
+        if spread.smooths:
+            parts.append(logits @ spread.weight)
+        sums = all_reduce(torch.stack(parts), group, layer=layer)
         ctx.save_for_backward(exponents, sums[0], local, mine)
-        return (sums[0].log() + highest - sums[1]).sum()
+        ctx.spread = spread
+        log = sums[0].log() + highest
+        found = spread.at_label * (log - sums[1])
+        if spread.smooths:
+            found = found + spread.over_all * (spread.total * log - sums[2])
+        return torch.where(spread.counts, found, 0.0).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         exponents, total, local, mine = ctx.saved_tensors
-        dlogits = exponents * (grad / total)[:, None]
+        spread: _Spread = ctx.spread
+        scale = spread.at_label + spread.over_all * spread.total
+        dlogits = exponents * (scale * grad / total)[:, None]
         if dlogits.shape[1]:
-            dlogits.scatter_add_(1, local[:, None], (-mine.to(dlogits.dtype) * grad)[:, None])
-        return dlogits, None, None, None, None
+            if spread.smooths:
+                dlogits.addr_(spread.over_all * grad, spread.weight, alpha=-1)
+            at_label = spread.at_label * -mine.to(dlogits.dtype) * grad
+            dlogits.scatter_add_(1, local[:, None], at_label[:, None])
+        return dlogits, None, None, None, None, None
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """How much of each label lies at its class, and how much over all of them.
+
+    Attributes:
+        counts: whether a label counts [r].
+        at_label: what counts at its class [r].
+        over_all: what counts at every class, times its weight [r].
+        weight: the weights of the classes that are held here [C_g].
+        total: the sum of all classes' weights.
+        smooths: whether anything lies over all classes.
+    """
+
+    counts: Tensor
+    at_label: Tensor
+    over_all: Tensor
+    weight: Tensor
+    total: float
+    smooths: bool
+
+    @classmethod
+    def of(
+        cls, options: CrossEntropy, labels: Tensor, logits: Tensor, classes: Shard, first: int
+    ) -> "_Spread":
+        smoothing, extent = options.label_smoothing, classes.extent
+        weight = logits.new_tensor(options.weight or (1.0,) * extent)
+        counts = kept_labels(labels, options)
+        return cls(
+            counts,
+            (1 - smoothing) * label_weights(labels, options).to(logits.dtype),
+            smoothing / extent * counts.to(logits.dtype),
+            weight[first : first + logits.shape[1]],
+            weight.sum().item() if options.weight else float(extent),
+            smoothing > 0,
+        )

@@ -25,6 +25,7 @@ import numpy as np
 from workbench.plan.experiment.algorithm import Algorithm
 from workbench.plan.experiment.codec import AnyCodec
 from workbench.plan.experiment.experiment import Experiment, ParameterServer
+from workbench.plan.experiment.task import Loss as OwnLoss
 from workbench.plan.graph import Layer
 from workbench.plan.placement.flow import heads_of
 from workbench.plan.placement.layout import ROWS, Conversion, Layout
@@ -208,7 +209,7 @@ class Collectives:
                 every = (self.of_operation(one, on.rows, "forward") for one in operations)
                 return chain.from_iterable(every)
             case Loss(results, on):
-                if self.experiment.loss is not None:
+                if isinstance(self.experiment.loss, OwnLoss):
                     return self._of_own_loss(results, on.rows)
                 return chain.from_iterable(self.of_loss(value, on.rows) for value in results)
             case Reduce():
@@ -293,7 +294,8 @@ class Collectives:
         k, name = layout.group_size, value[0]
         if layout == ROWS:
             return
-        if self.experiment.loss is not None:
+        value_of_loss = self.experiment.loss
+        if isinstance(value_of_loss, OwnLoss):
             yield from filter(None, self._to_rows(value, rows))
             return
         each = math.prod(self.plan.graph.label_shape)
@@ -302,7 +304,8 @@ class Collectives:
         if isinstance(layout.placement, Shard):
             width, every = max(_FP32, self.itemsize), rows.over(k) * each
             yield CollectiveCall("all_gather", name, "step", "shard", k, every, width)
-            yield CollectiveCall("all_reduce", name, "step", "shard", k, 2 * every, width)
+            sums = 2 if value_of_loss is None else 2 + (value_of_loss.label_smoothing > 0)
+            yield CollectiveCall("all_reduce", name, "step", "shard", k, sums * every, width)
 
     def _of_own_loss(self, results: tuple[Value, ...], rows: Rows) -> Iterator[CollectiveCall]:
         """The user's own loss sees all outputs, by rows; their gradients go back the other way."""

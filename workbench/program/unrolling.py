@@ -225,7 +225,7 @@ class _Unrolling:
         totals = [sum(column) for column in zip(*batches, strict=True)]
         each = tuple(self._rows(rows) for rows in batches)
         self._add(Load(Rows(totals), each))
-        if self.experiment.loss is not None and self.experiment.loss.weights is not None:
+        if self.experiment.loss is not None and self.experiment.loss.weighs:
             self._add(Weigh())
         self._add(ZeroGrad(self.names, self._turn))
         if self.timing.keeps_weights:

@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from tests.plan.graphs import mlp
 from tests.plan.placement.test_tied import language
-from workbench.plan import SGD, Experiment, Plan
+from workbench.plan import SGD, CrossEntropy, Experiment, ExperimentError, LocalSGD, Plan
 from workbench.plan.experiment import task
 from workbench.plan.experiment.task import (
     Digits,
@@ -267,3 +267,41 @@ def test_what_evaluations_report_besides_the_loss():
     assert own.figures == ()
     assert own.replace(metrics={"mean": len, "sum": len}).figures == ("mean", "sum")
     assert labels.replace(metrics={"mean": len}).figures == ("mean",)
+
+
+def test_cross_entropy_says_what_counts():
+    assert as_loss(CrossEntropy()) == CrossEntropy(ignore_index=-100)
+    assert CrossEntropy().weighs
+    assert CrossEntropy(ignore_index=None, weight=(1, 2)).weighs
+    assert not CrossEntropy(ignore_index=None, label_smoothing=0.1).weighs
+
+
+def test_a_weight_is_there_for_each_class():
+    plan = Plan.data_parallel(mlp(64, 10), 2)
+    classes = plan.graph.num_classes
+    text = f"weight has one number for each class, and layer '.*' scores {classes}; got 3"
+    with pytest.raises(ExperimentError, match=text):
+        Experiment(
+            plan=plan, data="digits", optimizer="sgd", steps=1,
+            loss=CrossEntropy(weight=(1.0, 2.0, 0.5)),
+        )  # fmt: skip
+    with pytest.raises(ExperimentError, match="label_smoothing"):
+        CrossEntropy(label_smoothing=1.5)
+
+
+def test_weights_of_labels_add_up_over_the_batch():
+    plan = Plan.data_parallel(mlp(64, 10), 2)
+    fields = dict(plan=plan, data="digits", optimizer="sgd", steps=1, sync=LocalSGD(every=2))
+    with pytest.raises(ExperimentError, match="loss: the weights of all rows of a batch add up"):
+        Experiment(**fields, loss=CrossEntropy())
+    Experiment(**fields, loss=CrossEntropy(ignore_index=None, label_smoothing=0.1))
+
+
+def test_smoothed_cross_entropy_is_no_perplexity_s_logarithm():
+    plan = Plan.data_parallel(language(), 2)
+    fields = dict(plan=plan, data="text", optimizer="sgd", steps=1)
+    assert Experiment(**fields, loss=CrossEntropy()).figures == ("accuracy", "perplexity")
+    smoothed = Experiment(**fields, loss=CrossEntropy(label_smoothing=0.1))
+    assert smoothed.figures == ("accuracy",)
+    again = Experiment.from_toml(smoothed.to_toml())
+    assert again == smoothed

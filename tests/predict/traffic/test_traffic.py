@@ -13,6 +13,7 @@ from workbench.plan.experiment.codec import Codec
 from workbench.plan.experiment.experiment import (
     SGD,
     Adam,
+    CrossEntropy,
     Experiment,
     LocalSGD,
     ParameterServer,
@@ -99,6 +100,20 @@ STRATEGIES = {
 def test_strategies(on_ranks, fields):
     plan = Plan.hybrid(GRAPHS[nets.Picture], 4, 2, rounds="B/K")
     check(on_ranks, experiment(plan, **fields), nets.Picture)
+
+
+LOSSES = [
+    CrossEntropy(label_smoothing=0.1),
+    CrossEntropy(ignore_index=None, label_smoothing=0.1),
+    CrossEntropy(weight=(0.5,) * 5),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+def test_cross_entropy_with_options(on_ranks, loss):
+    plan = Plan.data_parallel(GRAPHS[nets.Images], 4)
+    plan = plan.with_layer(plan.graph.layers[-1].name, scheme="shard_out", group_size=2)
+    check(on_ranks, experiment(plan, loss=loss, accumulate=2), nets.Images)
 
 
 HOSTS = ["aaaa", "aabb", "aaab", "abcd"]

@@ -9,12 +9,13 @@ import torch
 from tests.plan.graphs import Builder, mlp
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.record import Recorder
-from workbench.plan.experiment.task import Loss, Metric
+from workbench.layers.loss import PLAIN
+from workbench.plan.experiment.task import CrossEntropy, Loss, Metric
 from workbench.plan.inputs import Input
 from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.scoring import (
-    CrossEntropy,
+    MeanCrossEntropy,
     OwnLossScore,
     Scoring,
     ScoringOfClasses,
@@ -118,24 +119,26 @@ def test_the_figure_of_a_loss_is_made_of_sum_and_weight():
 
 
 def test_cross_entropy_is_a_mean_over_samples():
-    score = CrossEntropy(GRAPH)
+    score = MeanCrossEntropy(GRAPH, PLAIN)
     found = score.sums((torch.zeros(4, 3),), torch.tensor([0, 1, 2, 0]), 4)
-    assert found.item() == pytest.approx(4 * EVEN)
+    assert found.tolist() == pytest.approx([4 * EVEN, 4])
     assert score.figure(found, 4) == pytest.approx(EVEN)
 
 
 def test_cross_entropy_of_tokens_is_a_mean_over_tokens():
-    score = CrossEntropy(TOKENS)
+    score = MeanCrossEntropy(TOKENS, PLAIN)
     found = score.sums((torch.zeros(2, 5, 3),), torch.zeros(2, 5, dtype=torch.int64), 2)
-    assert found.item() == pytest.approx(10 * EVEN)
+    assert found.tolist() == pytest.approx([10 * EVEN, 10])
     assert score.figure(found, 2) == pytest.approx(EVEN)
 
 
 def test_figures_of_classes_are_means():
-    sums = torch.tensor([6.0, 3.0], dtype=torch.float64)
-    assert ScoringOfClasses(GRAPH).figures(sums, 4) == {"loss": 1.5, "accuracy": 0.75}
-    of_tokens = ScoringOfClasses(TOKENS).figures(sums, 2)
-    assert of_tokens == {"loss": 0.6, "accuracy": 0.3, "perplexity": math.exp(0.6)}
+    sums = torch.tensor([6.0, 3.0, 12.0, 4.0], dtype=torch.float64)
+    assert ScoringOfClasses(GRAPH, PLAIN).figures(sums, 4) == {"loss": 0.5, "accuracy": 0.75}
+    of_tokens = ScoringOfClasses(TOKENS, PLAIN).figures(sums, 2)
+    assert of_tokens == {"loss": 0.5, "accuracy": 0.75, "perplexity": math.exp(0.5)}
+    smoothed = ScoringOfClasses(TOKENS, CrossEntropy(label_smoothing=0.1)).figures(sums, 2)
+    assert smoothed == {"loss": 0.5, "accuracy": 0.75}  # it is no perplexity's logarithm
 
 
 def test_a_perplexity_may_be_infinite():

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tests.plan.graphs import Builder, mlp
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.record import Recorder
+from workbench.layers.loss import PLAIN
 from workbench.plan.inputs import Input
 from workbench.train.data.reading import DataError
 from workbench.train.loop.objective import Scores
@@ -44,7 +45,7 @@ def test_tokens_are_scored_one_by_one():
 def test_only_the_first_rank_of_a_group_counts():
     def counted(rank):
         group = Group("shard", (0, 1), rank, Recorder(), link=object())
-        return Scores(torch.zeros(1, 3), torch.zeros(1), None, group, "head").is_counted
+        return Scores(torch.zeros(1, 3), torch.zeros(1), None, group, "head", PLAIN).is_counted
 
     assert (counted(0), counted(1)) == (True, False)
 

@@ -11,6 +11,7 @@ from tests.layers import nets
 from tests.ranks import all_ranks
 from workbench.comm.groups.world import World
 from workbench.layers.cut_model import group_specs
+from workbench.layers.loss import PLAIN
 from workbench.model import trace
 from workbench.plan.plan import Plan
 from workbench.train.loop.scoring import ScoringOfClasses, evaluate
@@ -62,7 +63,7 @@ def found(world: World, plan: Plan, net: type[nn.Module]) -> list[dict[str, floa
     groups = world.groups(list(dict.fromkeys(specs)))
     model = nets.cut_net(world, plan, net, (0,) * world.size, groups)
     everyone, double = all_ranks(world, "control"), torch.float64
-    given = Samples(), 6, everyone, world.device, double, ScoringOfClasses(plan.graph)
+    given = Samples(), 6, everyone, world.device, double, ScoringOfClasses(plan.graph, PLAIN)
     twice = [evaluate(model, *given) for _ in range(2)]
     assert model.training
     return twice

@@ -134,7 +134,7 @@ def test_classes_that_are_scored_are_taken(graph, labels):
     ("graph", "labels", "text"),
     [
         (GRAPH, torch.tensor([0, 3]), "2 samples .* label 3 is none of the 3 .* 0 to 2; .* loss="),
-        (GRAPH, torch.tensor([-100, 2]), r"label -100 .* Loss\(function, weights="),
+        (GRAPH, torch.tensor([-100, 2]), r"label -100 .*CrossEntropy\(ignore_index=-100\)"),
         (GRAPH, torch.rand(2), "labels are torch.float32; .* 0 to 2, as torch.int64, and loss="),
         (GRAPH, torch.rand(2, 3), "labels are torch.float32"),
         (GRAPH, torch.ones(2).int(), r"labels are torch.int32; .* y.long\(\) makes them"),

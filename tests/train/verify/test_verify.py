@@ -14,6 +14,7 @@ from workbench.comm.pending import Pending
 from workbench.comm.regions import reduce_scatter_to
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.task import CrossEntropy
 from workbench.plan.plan import Plan
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verification import KINDS, Difference, Verification
@@ -210,6 +211,19 @@ def test_a_loss_of_the_user_s_own(on_ranks, tmp_path):
         assert found.coverage.gradients == found.coverage.parameters == 6
         assert found.coverage.seen == found.coverage.operations
         assert found.coverage.missing == ()
+
+
+@pytest.mark.parametrize("ignored", [0, 1])
+def test_cross_entropy_with_options(on_ranks, tmp_path, ignored):
+    """Its classes are cut; a label that is ignored counts in no figure."""
+    graph = trace(Unused(), input_shape=(6,), outputs=("prediction", "unused"))
+    cut = Plan.data_parallel(graph, 3, (2, 1, 0))
+    cut = cut.with_layer("head", scheme="shard_out", group_size=3, shares=(1, 3, 1))
+    options = CrossEntropy(ignore_index=ignored, label_smoothing=0.1)
+    found = verified(on_ranks, tmp_path, "none", of=cut, module=Unused(), loss=options)
+    assert found.exact, found
+    names = {d.name for d in found.differences if d.what == "evaluation"}
+    assert names == {"loss", "accuracy"}
 
 
 @pytest.mark.parametrize("mistake", SUMS)

@@ -42,6 +42,8 @@ from workbench.plan.experiment.sync import Pipelined as Pipelined
 from workbench.plan.experiment.sync import Sync as Sync
 from workbench.plan.experiment.sync import Synchronous as Synchronous
 from workbench.plan.experiment.task import CIFAR10 as CIFAR10
+from workbench.plan.experiment.task import AnyLoss, as_loss, as_metrics, check_evaluated
+from workbench.plan.experiment.task import CrossEntropy as CrossEntropy
 from workbench.plan.experiment.task import Data as Data
 from workbench.plan.experiment.task import Digits as Digits
 from workbench.plan.experiment.task import ImageFolder as ImageFolder
@@ -49,7 +51,6 @@ from workbench.plan.experiment.task import Loss as Loss
 from workbench.plan.experiment.task import Metric as Metric
 from workbench.plan.experiment.task import Synthetic as Synthetic
 from workbench.plan.experiment.task import TorchData as TorchData
-from workbench.plan.experiment.task import as_loss, as_metrics, check_evaluated
 from workbench.plan.graph import Graph
 from workbench.plan.html import save_value, table
 from workbench.plan.plan import Plan
@@ -86,8 +87,9 @@ class Experiment(Value):
     data: Data
     """The samples: "digits", "synthetic", "text", "cifar10", `ImageFolder(root)`, or one's own: a
     torch Dataset, two of them (train, test), or "module:function"."""
-    loss: Annotated[Loss | None, BeforeValidator(as_loss)] = None
-    """(outputs, targets) -> the loss; None: cross-entropy, of auxiliary heads a part."""
+    loss: Annotated[AnyLoss | None, BeforeValidator(as_loss)] = None
+    """(outputs, targets) -> the loss; or `wb.CrossEntropy(...)`, with the options of torch's; None:
+    cross-entropy, of auxiliary heads a part."""
     metrics: Annotated[dict[str, Metric] | None, BeforeValidator(as_metrics)] = None
     """What evaluations report besides the loss, by name; None: the accuracy, and of tokens the
     perplexity, unless the loss is one's own."""
@@ -178,10 +180,6 @@ class Experiment(Value):
                 raise ValueError(
                     f"keep_best: evaluations have no {self.keep_best!r}; there are {valid}"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_evaluated(self) -> Self:
         if self.plan.is_at_hand:
             _ = self.plan.evaluation  # refuses a choice that a layer cannot have there
         return self
@@ -223,14 +221,17 @@ class Experiment(Value):
         if self.schedule is not None:
             self.schedule.check(self.optimizer, self.steps)
         check_scaled(self.precision, self.loss_scale, self.sync)
+        if isinstance(self.loss, CrossEntropy):
+            self.loss.check(self.plan.graph)
         return self
 
     @property
     def figures(self) -> tuple[str, ...]:
         """The names of what evaluations report besides the loss."""
-        if self.metrics is not None or self.loss is not None:
+        if self.metrics is not None or isinstance(self.loss, Loss):
             return tuple(self.metrics or ())
-        return ("accuracy", "perplexity")[: 1 + self.plan.graph.scores_tokens]
+        of_tokens = self.plan.graph.scores_tokens and (self.loss is None or self.loss.is_plain)
+        return ("accuracy", "perplexity")[: 1 + of_tokens]
 
     @property
     def optimizers(self) -> Mapping[str, AnyOptimizer]:
@@ -299,7 +300,7 @@ class Experiment(Value):
 
     @model_validator(mode="after")
     def _weights_are_those_of_the_batch(self) -> Self:
-        if self.loss is None or self.loss.weights is None:
+        if self.loss is None or not self.loss.weighs:
             return self
         alone = self.sync.timing.of_weights
         if alone or (isinstance(self.sync, Synchronous) and self.sync.per_round):

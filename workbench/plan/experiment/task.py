@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from workbench.plan.extension.extension import installed
 from workbench.plan.extension.own import Own, OwnFunction, OwnObject, OwnObjectError
+from workbench.plan.graph import Graph
 from workbench.plan.value import Value, by_name
 
 
@@ -240,9 +241,63 @@ class Loss(Value):
         return self
 
     @property
+    def weighs(self) -> bool:
+        """Whether rows count unequally, so that the ranks add up what they count."""
+        return self.weights is not None
+
+    @property
     def is_mean(self) -> bool:
         """Whether the sum over rows is divided by their number, or their weights."""
         return self.reduction == "mean"
+
+
+_Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class CrossEntropy(Value):
+    """Cross-entropy, as `torch.nn.CrossEntropyLoss` has it of the numbers of classes.
+
+    It is the sum of the losses of all labels of the batch that are not ignored, each times the
+    weight of its class, divided by the sum of these weights. Auxiliary heads have a part of 0.3.
+    Where the classes of an output are cut over ranks, they stay so: of the scores their maxima and
+    sums travel alone.
+    """
+
+    kind: Literal["cross_entropy"] = "cross_entropy"
+    ignore_index: int | None = -100
+    """Labels of this value count nothing, in evaluations neither; None: every label is a class."""
+    label_smoothing: float = Field(default=0.0, ge=0, le=1)
+    """The part of a label that is spread evenly over all classes."""
+    weight: tuple[_Weight, ...] | None = None
+    """The weight of each class; None: 1."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether labels count unequally, so that the ranks add up what they count."""
+        return self.ignore_index is not None or self.weight is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the logarithm of a perplexity."""
+        return self.weight is None and self.label_smoothing == 0
+
+    def check(self, graph: Graph) -> None:
+        """Checks that there is a weight for each class.
+
+        Raises:
+            ValueError: an output has another number of classes.
+        """
+        for name in graph.outputs if self.weight is not None else ():
+            classes = graph[name].output_shape[-1 if graph.scores_tokens else 0]
+            if classes != len(self.weight or ()):
+                raise ValueError(
+                    f"loss: weight has one number for each class, and layer {name!r} scores "
+                    f"{classes}; got {len(self.weight or ())}"
+                )
+
+
+AnyLoss = Loss | CrossEntropy
+"""A function of one's own, or torch's cross-entropy with its options."""
 
 
 class Metric(Value):
@@ -271,7 +326,7 @@ class Metric(Value):
 
 def as_loss(given: object) -> object:
     """A function, or its place, for a `Loss` by it."""
-    if given is None or isinstance(given, Loss | Mapping):
+    if given is None or isinstance(given, Value | Mapping):
         return given
     return Loss(given)
 

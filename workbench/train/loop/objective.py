@@ -4,7 +4,7 @@ Before anybody else reads the running statistics of local batch norms, they are 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,20 @@ from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
 from workbench.comm.regions import exchange, scatter_to
 from workbench.layers.cut_model import CutModel
-from workbench.layers.loss import cross_entropy_sum, cut_cross_entropy_sum, highest_class
+from workbench.layers.loss import (
+    PLAIN,
+    cross_entropy_sum,
+    cut_cross_entropy_sum,
+    highest_class,
+    kept_labels,
+    label_weights,
+)
 from workbench.layers.norms import LocalBatchNorm
+from workbench.plan.experiment.task import CrossEntropy
 from workbench.plan.graph import Graph
 from workbench.plan.placement.layout import ROWS
 from workbench.plan.placement.placement import Shard
+from workbench.train.data.feed import MicroBatch
 from workbench.train.data.reading import DataError
 
 # Weight of an auxiliary head's loss, as in GoogLeNet (Szegedy et al. 2014, arXiv:1409.4842).
@@ -48,19 +57,53 @@ def step_loss(
         The loss to differentiate, and the part of it to report: these add up over all ranks
         (and micro-batches) to the mean.
     """
+    return _over_outputs(model, outputs, labels, total * math.prod(model.plan.graph.label_shape))
+
+
+def _over_outputs(
+    model: CutModel,
+    outputs: tuple[Tensor, ...],
+    labels: Tensor,
+    total: float,
+    options: CrossEntropy = PLAIN,
+) -> tuple[Tensor, float]:
+    """As `step_loss`; the total is what all labels count together."""
     loss_of_all, reported = outputs[0].new_zeros(()), 0.0
     for index, name in enumerate(model.plan.graph.outputs):
         weight = 1.0 if index == 0 else AUXILIARY_WEIGHT
-        loss = weight * _output_loss(model, name, outputs[index], labels) / total
+        scores = Scores.of(model, name, outputs[index], labels, options)
+        loss = weight * scores.cross_entropy() / total
         loss_of_all = loss_of_all + loss
         reported += loss.item() / model.plan.flow.returned(name).group_size
     return loss_of_all, reported
 
 
-def _output_loss(model: CutModel, name: str, logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over a row's labels of the cross-entropy, summed over the rows that are held."""
-    scores = Scores.of(model, name, logits, labels)
-    return scores.cross_entropy() / math.prod(model.plan.graph.label_shape)
+class CrossEntropyLoss:
+    """Cross-entropy with options, on whatever layout the model's outputs have.
+
+    Args:
+        options: which labels count, and how much.
+        graph: the model.
+        everyone: all ranks, which add up what labels count.
+    """
+
+    def __init__(self, options: CrossEntropy, graph: Graph, everyone: Group) -> None:
+        self._options, self._everyone = options, everyone
+        self._each = math.prod(graph.label_shape)
+
+    def __call__(
+        self, model: CutModel, outputs: tuple[Tensor, ...], labels: Tensor, total: float
+    ) -> tuple[Tensor, float]:
+        """As `step_loss`; the total is what the labels count, if they do so unequally."""
+        every = total if self._options.weighs else total * self._each
+        return _over_outputs(model, outputs, labels, every, self._options)
+
+    def total(self, batches: Sequence[MicroBatch], rank: int) -> float:
+        """What all labels of a step count, added up over the ranks; all of them call it."""
+        targets = [batch.targets for batch in batches if batch.rows[rank]]
+        mine = sum(label_weights(each, self._options).sum() for each in targets)
+        weight = torch.tensor([float(mine)], dtype=torch.float64)
+        return all_reduce(weight, self._everyone, layer="weights").item()
 
 
 @dataclass(frozen=True)
@@ -73,6 +116,7 @@ class Scores:
         classes: how the classes are cut over the group; None: they are whole.
         group: the ranks that hold scores of the same rows; None: only this one does.
         layer: the layer under which traffic is recorded.
+        options: which labels count, and how much.
     """
 
     logits: Tensor
@@ -80,9 +124,17 @@ class Scores:
     classes: Shard | None
     group: Group | None
     layer: str
+    options: CrossEntropy
 
     @classmethod
-    def of(cls, model: CutModel, name: str, logits: Tensor, labels: Tensor) -> "Scores":
+    def of(
+        cls,
+        model: CutModel,
+        name: str,
+        logits: Tensor,
+        labels: Tensor,
+        options: CrossEntropy = PLAIN,
+    ) -> "Scores":
         """Those of one output; of rows that the group has together, labels are gathered.
 
         Raises:
@@ -90,40 +142,56 @@ class Scores:
         """
         graph, layout = model.plan.graph, model.plan.flow.returned(name)
         if layout == ROWS:
-            return cls.whole(graph, name, logits, labels)
-        check_labels(graph, name, labels)
+            return cls.whole(graph, name, logits, labels, options)
+        check_labels(graph, name, labels, options)
         group = model.shard_group(layout.group_size)
         rows = model.context.group_rows(layout.group_size)
         every = all_gather(labels, rows, group, layer="labels")
         cut = layout.placement
         classes = Shard(1, cut.sizes) if isinstance(cut, Shard) else None
-        return cls(*_of_places(graph, logits, every), classes, group, name)
+        return cls(*_of_places(graph, logits, every), classes, group, name, options)
 
     @classmethod
-    def whole(cls, graph: Graph, name: str, logits: Tensor, labels: Tensor) -> "Scores":
+    def whole(
+        cls,
+        graph: Graph,
+        name: str,
+        logits: Tensor,
+        labels: Tensor,
+        options: CrossEntropy = PLAIN,
+    ) -> "Scores":
         """Those of one output that lies whole with its rows.
 
         Raises:
             DataError: as `check_labels`.
         """
-        check_labels(graph, name, labels)
-        return cls(*_of_places(graph, logits, labels), None, None, name)
+        check_labels(graph, name, labels, options)
+        return cls(*_of_places(graph, logits, labels), None, None, name, options)
 
     def cross_entropy(self) -> Tensor:
         """The sum over labels []."""
         if self.classes is None or self.group is None:
-            return cross_entropy_sum(self.logits, self.labels)
+            return cross_entropy_sum(self.logits, self.labels, self.options)
         return cut_cross_entropy_sum(
-            self.logits, self.labels, self.classes, self.group, layer=self.layer
+            self.logits, self.labels, self.classes, self.group, self.options, layer=self.layer
         )
 
+    def counted(self) -> Tensor:
+        """What the labels count, and how many are not ignored [2], float64."""
+        weights, kept = label_weights(self.labels, self.options), self._kept
+        return torch.stack([weights.sum(), kept.double().sum()])
+
     def hits(self) -> Tensor:
-        """The labels whose class has the highest score [], a count."""
+        """The labels whose class has the highest score [], a count; ignored ones are none."""
         if self.classes is None or self.group is None:
             best = self.logits.argmax(dim=1)
         else:
             best = highest_class(self.logits, self.classes, self.group, layer=self.layer)
-        return (best == self.labels).sum()
+        return ((best == self.labels) & self._kept).sum()
+
+    @property
+    def _kept(self) -> Tensor:
+        return kept_labels(self.labels, self.options)
 
     @property
     def is_counted(self) -> bool:
@@ -139,13 +207,14 @@ def _of_places(graph: Graph, logits: Tensor, labels: Tensor) -> tuple[Tensor, Te
     return logits.flatten(0, -2), labels.flatten()
 
 
-def check_labels(graph: Graph, name: str, labels: Any) -> None:
+def check_labels(graph: Graph, name: str, labels: Any, options: CrossEntropy = PLAIN) -> None:
     """Checks that cross-entropy takes targets as the labels of an output; reads no scores.
 
     Args:
         graph: the model.
         name: the output.
         labels: a class for each place that the output scores [rows, ...].
+        options: which labels are ignored, whatever they are.
 
     Raises:
         DataError: they are no whole numbers of torch's default type, some place has none, or one is
@@ -169,6 +238,7 @@ def check_labels(graph: Graph, name: str, labels: Any) -> None:
             f"layer {name!r} gives scores {shape} for each sample, whose labels are "
             f"{graph.label_shape}, got {tuple(labels.shape[1:])}; {taken}"
         )
+    labels = labels[kept_labels(labels, options)]
     if not labels.numel():
         return
     least, most = (int(end) for end in torch.aminmax(labels))
@@ -176,7 +246,8 @@ def check_labels(graph: Graph, name: str, labels: Any) -> None:
         raise DataError(
             f"label {least if least < 0 else most} is none of the {classes} classes that layer "
             f"{name!r} scores, 0 to {classes - 1}; to leave labels out, give "
-            "Loss(function, weights=...), and for other targets loss= a function"
+            f"loss=CrossEntropy(ignore_index={least if least < 0 else most}), and for other "
+            "targets loss= a function"
         )
 
 

@@ -140,6 +140,8 @@ class OwnLoss:
         hint = broadcast or (
             f"it is their {name}: say Loss(..., reduction={name!r})"
             if all(one.otherwise(mean=self._mean).is_sum for one in every)
+            else "loss=CrossEntropy(ignore_index=..., weight=...) counts labels of the whole batch"
+            if isinstance(self._function, nn.CrossEntropyLoss)
             else "if it weighs rows by their targets, or leaves some out, let it give a value for "
             "each row, and Loss(..., weights=function of the targets)"
         )

@@ -22,7 +22,7 @@ from workbench.layers.rounds import PartedModel, TailRound, joined, rounds_of
 from workbench.plan.placement.mesh import shard_group
 from workbench.program.instructions import Instruction, Load, Loss, Pass
 from workbench.train.data.feed import MicroBatch, first_rows
-from workbench.train.loop.objective import StepLoss, step_loss
+from workbench.train.loop.objective import CrossEntropyLoss, StepLoss, step_loss
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.strategies.scaling import LossScaling
 
@@ -106,7 +106,7 @@ class Passes:
 
     def weigh(self, run: Execution) -> None:
         """Adds up the weights of all rows of the step."""
-        assert isinstance(self.loss, OwnLoss)
+        assert isinstance(self.loss, OwnLoss | CrossEntropyLoss)
         run.weight = self.loss.total(run.batches, self.model.context.rank)
 
     def lose(self, run: Execution, targets: Any) -> float:

@@ -11,8 +11,9 @@ from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.group import Group
 from workbench.layers.cut import evaluating
 from workbench.layers.cut_model import CutModel
+from workbench.layers.loss import PLAIN
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.task import Metric
+from workbench.plan.experiment.task import CrossEntropy, Metric
 from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.graph import Graph
 from workbench.train.data.feed import moved
@@ -38,22 +39,24 @@ class Score(Protocol):
         ...
 
 
-class CrossEntropy:
+class MeanCrossEntropy:
     """The mean cross-entropy of the prediction, which is the first output.
 
     Args:
         graph: the model.
+        options: which labels count, and how much.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, options: CrossEntropy) -> None:
+        self._graph, self._options = graph, options
 
     def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
-        scores = Scores.whole(self._graph, self._graph.outputs[0], outputs[0], targets)
-        return scores.cross_entropy()
+        name = self._graph.outputs[0]
+        scores = Scores.whole(self._graph, name, outputs[0], targets, self._options)
+        return torch.stack([scores.cross_entropy().double(), scores.counted()[0]])
 
     def figure(self, sums: Tensor, samples: int) -> float:
-        return sums.item() / (samples * math.prod(self._graph.label_shape))
+        return (sums[0] / sums[1]).item()
 
 
 class OwnLossScore:
@@ -154,24 +157,28 @@ class ScoringOfClasses:
 
     Args:
         graph: the model as it evaluates.
+        options: which labels count, and how much.
     """
 
-    numel = 2
+    numel = 4
 
-    def __init__(self, graph: Graph) -> None:
-        self._each = math.prod(graph.label_shape)
-        self._of_tokens = graph.scores_tokens
+    def __init__(self, graph: Graph, options: CrossEntropy) -> None:
+        self._options = options
+        self._of_tokens = graph.scores_tokens and options.is_plain
 
     def of_model(self, model: CutModel, outputs: Outputs, targets: Any, rows: int) -> Tensor:
-        """Cross-entropy and hits over the rows that this rank counts [2], float64."""
+        """Over the rows that this rank counts [4], float64.
+
+        Cross-entropy, hits, what the labels count, and how many are not ignored.
+        """
         name = model.plan.graph.outputs[0]
-        scores = Scores.of(model, name, outputs[0], targets)
+        scores = Scores.of(model, name, outputs[0], targets, self._options)
         found = torch.stack([scores.cross_entropy().double(), scores.hits().double()])
-        return found.detach().cpu() * scores.is_counted
+        return torch.cat([found, scores.counted()]).detach().cpu() * scores.is_counted
 
     def figures(self, sums: Tensor, samples: int) -> dict[str, float]:
         """All figures, of the sums over all samples."""
-        loss, accuracy = (sums / (samples * self._each)).tolist()
+        loss, accuracy = (sums[:2] / sums[2:]).tolist()
         found = {"loss": loss, "accuracy": accuracy}
         return found | ({"perplexity": perplexity(loss)} if self._of_tokens else {})
 
@@ -215,9 +222,10 @@ class Scoring:
         """
         notes = [] if notes is None else notes
         graph = experiment.plan.evaluation.graph
-        own_loss = CrossEntropy(graph) if loss is None else OwnLossScore(loss)
+        given = experiment.loss if isinstance(experiment.loss, CrossEntropy) else PLAIN
+        own_loss = MeanCrossEntropy(graph, given) if loss is None else OwnLossScore(loss)
         scores = dict[str, Score](loss=own_loss)
-        shapes: list[tuple[int, ...]] = [() if loss is None else (2,)]
+        shapes: list[tuple[int, ...]] = [(2,)]
         for name, value in (experiment.metrics or {}).items():
             scores[name] = own_score(name, value)
             shapes.append(() if tried is None else _tried(name, scores[name], tried, notes))

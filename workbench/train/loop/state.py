@@ -13,16 +13,17 @@ from workbench.comm.groups.world import World
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel, RankGroups, group_specs
+from workbench.layers.loss import PLAIN
 from workbench.model.tracing.trace import skeleton
 from workbench.model.weights.slices import Reader, WeightsFile
-from workbench.plan.experiment.experiment import Experiment, TorchData
+from workbench.plan.experiment.experiment import Experiment, Loss, TorchData
 from workbench.plan.plan import Plan
 from workbench.program.step import program_of
 from workbench.train.checkpoint.checkpoint import in_flight, load, restore
 from workbench.train.checkpoint.in_flight import restore_residuals
 from workbench.train.data.opening import Dataset, open_for
 from workbench.train.loop.memory import Held
-from workbench.train.loop.objective import StepLoss, step_loss
+from workbench.train.loop.objective import CrossEntropyLoss, StepLoss, step_loss
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.requests import LearningRates
 from workbench.train.loop.scoring import Scoring, ScoringOfClasses
@@ -224,14 +225,19 @@ def _objective(
 ) -> tuple[StepLoss, Scoring | ScoringOfClasses]:
     """The loss of a step and what evaluations report; the user's own have been tried."""
     plan, loss = experiment.plan, None
-    if experiment.loss is None and isinstance(experiment.data, TorchData):
-        check_classes(plan.graph, train)
-        if test is not None:
-            check_classes(plan.evaluation.graph, test)
-    if experiment.loss is None and experiment.metrics is None:
-        return step_loss, ScoringOfClasses(experiment.plan.evaluation.graph)
-    if experiment.loss is not None:
-        loss = OwnLoss(experiment.loss, everyone, device, dtype)
+    of_step: StepLoss = step_loss
+    if isinstance(experiment.loss, Loss):
+        loss = of_step = OwnLoss(experiment.loss, everyone, device, dtype)
         loss.check(Trial.of(plan.graph, train, device, dtype))
+    else:
+        options = experiment.loss or PLAIN
+        if isinstance(experiment.data, TorchData):
+            check_classes(plan.graph, train, options)
+            if test is not None:
+                check_classes(plan.evaluation.graph, test, options)
+        if experiment.loss is not None:
+            of_step = CrossEntropyLoss(options, plan.graph, everyone)
+        if experiment.metrics is None:
+            return of_step, ScoringOfClasses(plan.evaluation.graph, options)
     tried = None if test is None else Trial.of(plan.evaluation.graph, test, device, dtype)
-    return loss or step_loss, Scoring.of(experiment, loss, tried, notes)
+    return of_step, Scoring.of(experiment, loss, tried, notes)

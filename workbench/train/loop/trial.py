@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from workbench.layers.loss import PLAIN
 from workbench.plan.errors import ExperimentError
+from workbench.plan.experiment.task import CrossEntropy
 from workbench.plan.graph import Graph
 from workbench.train.data.feed import as_wide
 from workbench.train.data.opening import Dataset, order_seed
@@ -82,12 +84,13 @@ class Trial:
         return f"outputs of shape {shapes} and the targets of {self.rows} samples"
 
 
-def check_classes(graph: Graph, data: Dataset) -> None:
+def check_classes(graph: Graph, data: Dataset, options: CrossEntropy = PLAIN) -> None:
     """Reads some samples, on the CPU: on a GPU a class that is not there ends the process.
 
     Args:
         graph: the model; all its outputs have these labels.
         data: the data set that they are from.
+        options: which labels are ignored.
 
     Raises:
         DataError: the inputs are none that the model reads, or the targets none of cross-entropy's.
@@ -96,7 +99,7 @@ def check_classes(graph: Graph, data: Dataset) -> None:
     targets = _targets(data, rows)
     for name in graph.outputs:
         try:
-            check_labels(graph, name, targets)
+            check_labels(graph, name, targets, options)
         except DataError as error:
             raise DataError(f"of {rows} samples that were tried: {error}") from None
 

@@ -13,6 +13,7 @@ twice, a norm cut in the wrong place or a gradient that never arrives would chan
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
+from functools import partial
 from itertools import cycle, pairwise, repeat
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -25,12 +26,13 @@ from torch.utils._pytree import tree_map
 
 from workbench.layers.context import BatchContext
 from workbench.layers.draws import PlacedDraws
+from workbench.layers.loss import PLAIN, kept_labels, torch_options
 from workbench.model.build import build_fake
 from workbench.model.tracing.draws import drawing
 from workbench.model.tracing.inputs import called_whole
 from workbench.model.weights.files import write_tensors
 from workbench.model.weights.slices import WeightsFile
-from workbench.plan.experiment.experiment import Experiment, TorchData
+from workbench.plan.experiment.experiment import CrossEntropy, Experiment, Loss, TorchData
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.plan import Plan
 from workbench.program.rows import micro_batches
@@ -384,9 +386,9 @@ Objective = Callable[[tuple[Tensor, ...], Any], Tensor]
 def _loss_of(experiment: Experiment, dtype: torch.dtype) -> Objective:
     """The user's own function on the whole batch, or cross-entropy."""
     value = experiment.loss
-    if value is None:
-        of_tokens = experiment.plan.graph.scores_tokens
-        return _token_cross_entropy if of_tokens else _cross_entropy
+    if value is None or isinstance(value, CrossEntropy):
+        mean = partial(_cross_entropy, value or PLAIN)
+        return mean if not experiment.plan.graph.scores_tokens else partial(_of_tokens, mean)
     function = value.function.loaded
     weigh = None if value.weights is None else value.weights.loaded
     if isinstance(function, nn.Module):
@@ -402,16 +404,17 @@ def _loss_of(experiment: Experiment, dtype: torch.dtype) -> Objective:
     return loss
 
 
-def _token_cross_entropy(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+def _of_tokens(mean: Objective, outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
     """The same of scores [rows, tokens, classes] and labels [rows, tokens]."""
-    return _cross_entropy(tuple(x.flatten(0, 1) for x in outputs), labels.flatten())
+    return mean(tuple(x.flatten(0, 1) for x in outputs), labels.flatten())
 
 
-def _cross_entropy(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+def _cross_entropy(value: CrossEntropy, outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
     """The mean over the batch; auxiliary heads have a part in it."""
-    loss = F.cross_entropy(outputs[0], labels)
+    options = torch_options(value, outputs[0])
+    loss = F.cross_entropy(outputs[0], labels, **options)
     for auxiliary in outputs[1:]:
-        loss = loss + AUXILIARY_WEIGHT * F.cross_entropy(auxiliary, labels)
+        loss = loss + AUXILIARY_WEIGHT * F.cross_entropy(auxiliary, labels, **options)
     return loss
 
 
@@ -437,9 +440,8 @@ def _evaluated(
     """The figures of the first test batch; the model is left in evaluation mode."""
     graph, value = experiment.plan.graph, experiment.data
     scores = len(graph[graph.outputs[0]].output_shape) == 1 or graph.scores_tokens
-    if (experiment.loss is None and not scores) or (
-        isinstance(value, TorchData) and value.test is None
-    ):
+    own = experiment.loss if isinstance(experiment.loss, Loss) else None
+    if (own is None and not scores) or (isinstance(value, TorchData) and value.test is None):
         return {}
     if graph.evaluation is not None:
         trained = _tensors(model)
@@ -455,13 +457,15 @@ def _evaluated(
     with torch.no_grad():
         batch = [_as(each, dtype) for each in listed(inputs)]
         outputs = trained_on(called_whole(model, graph.inputs, batch))
-        if experiment.loss is None:
+        if own is None:
             outputs = outputs[:1]  # auxiliary heads are for training
         found = {"loss": loss(outputs, targets).double()}
-        if experiment.metrics is None and experiment.loss is None:
+        if experiment.metrics is None and own is None:
             classes_in = -1 if graph.scores_tokens else 1
-            found["accuracy"] = (outputs[0].argmax(dim=classes_in) == targets).double().mean()
-            if graph.scores_tokens:
+            right = (outputs[0].argmax(dim=classes_in) == targets).double()
+            of_labels = experiment.loss if isinstance(experiment.loss, CrossEntropy) else PLAIN
+            found["accuracy"] = right[kept_labels(targets, of_labels)].mean()
+            if "perplexity" in experiment.figures:
                 found["perplexity"] = found["loss"].exp()
         for name, metric in (experiment.metrics or {}).items():
             score = own_score(name, metric)
