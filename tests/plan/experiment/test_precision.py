@@ -1,6 +1,7 @@
 """fp16 and its loss scale as values: what is valid, and what is refused by name."""
 
 import pytest
+import torch
 
 import workbench as wb
 from tests.plan import graphs
@@ -105,3 +106,27 @@ def test_steps_that_cannot_be_skipped_are_refused(fields, named):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
 def test_what_is_half(precision):
     assert Experiment(**FIELDS | dict(precision=precision)).half == (precision in ("bf16", "fp16"))
+
+
+@pytest.mark.parametrize(
+    ("given", "precision"),
+    [
+        ("BF16", "bf16"),
+        ("bfloat16", "bf16"),
+        (torch.bfloat16, "bf16"),
+        (torch.float64, "fp64"),
+        ("half", "fp16"),
+        ("torch.float32", "fp32"),
+    ],
+    ids=str,
+)
+def test_torch_s_types_are_taken_for_precisions(given, precision):
+    run = Experiment(**{**FIELDS, "precision": given})
+    assert run.precision == precision
+    assert Experiment.from_toml(run.to_toml()) == run
+
+
+@pytest.mark.parametrize("given", ["fp8", torch.int8, 16, None])
+def test_what_is_no_precision_is_refused(given):
+    with pytest.raises(ExperimentError, match=r"precision: .*fp32.*bf16.*fp16.*fp64"):
+        Experiment(**{**FIELDS, "precision": given})

@@ -30,7 +30,7 @@ from workbench.plan.experiment.optimizers import RAdam as RAdam
 from workbench.plan.experiment.optimizers import RMSprop as RMSprop
 from workbench.plan.experiment.optimizers import Rprop as Rprop
 from workbench.plan.experiment.parameter_group import ParameterGroup as ParameterGroup
-from workbench.plan.experiment.precision import HALVES, Precision, Scale, check_scaled
+from workbench.plan.experiment.precision import HALVES, Precision, Scale, as_precision, check_scaled
 from workbench.plan.experiment.precision import LossScale as LossScale
 from workbench.plan.experiment.schedule import LRScheduler as LRScheduler
 from workbench.plan.experiment.schedule import RateSchedule as RateSchedule
@@ -125,7 +125,7 @@ class Experiment(Value):
     clip_value: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The greatest magnitude of an element of a gradient, as `torch.nn.utils.clip_grad_value_`
     clips it; None: any."""
-    precision: Precision = "fp32"
+    precision: Annotated[Precision, BeforeValidator(as_precision)] = "fp32"
     """"bf16" and "fp16" are autocast: weights and sums of gradients stay in fp32."""
     loss_scale: LossScale | Scale | None = None
     """What the loss is scaled by in fp16: a `LossScale`, which follows the gradients, or a number,
