@@ -279,6 +279,26 @@ TOKENS = {
         self.{m} = nn.«GRU¦LSTM¦RNN»({c}, {c}, «1¦2, dropout=0.2», batch_first=True)
         ---
         x = self.{m}(x)[0]""",
+    "recurrent, last state": """
+        self.{m} = nn.«GRU¦LSTM¦RNN»({c}, {c}, «1¦2, dropout=0.2», batch_first=True)
+        ---
+        y{m}, h{m} = self.{m}(x)
+        x = y{m} + (h{m}[0] if isinstance(h{m}, tuple) else h{m})[-1].unsqueeze(1)""",
+    "recurrent, tokens first": """
+        self.{m} = nn.«GRU¦LSTM¦RNN»({c}, {c}«, bidirectional=True¦»)
+        ---
+        y{m}, _ = self.{m}(x.transpose(0, 1))
+        x = x + y{m}«[-1].unsqueeze(1)¦.transpose(0, 1)»[..., :{c}]""",
+    "attention, tokens first": """
+        self.{m} = nn.MultiheadAttention({c}, «2¦1»«, dropout=0.2¦»)
+        self.{m}n = nn.LayerNorm({c})
+        self.{m}d = nn.Dropout(«0.0¦0.2»)
+        self.{m}l = nn.Linear({c}, {c})
+        ---
+        x = x.permute(1, 0, 2)
+        y{m} = self.{m}n(x)
+        x = x + self.{m}d(self.{m}(y{m}, y{m}, y{m}, need_weights=False)[0])
+        x = (x + F.relu(self.{m}l(x))).transpose(0, 1)""",
     "position": """
         self.{m} = nn.Parameter(torch.randn(«1, ¦»{t}, {c}))
         ---

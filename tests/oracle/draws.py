@@ -14,6 +14,7 @@ library (`model/tracing/draws.py`), and not from its code:
 The distributions are computed in float64 from h = bits >> 32 and h' = mix(bits + 0x9E37...) >> 32.
 """
 
+import copy
 import hashlib
 import math
 from collections import Counter
@@ -98,15 +99,19 @@ class Draws(TorchDispatchMode):
 
     Args:
         module: whose forward pass runs under this.
-        layers: the layers that draw, in the order in which they run, with the dimension of the
-            batch in each of their tensors: by the path of a submodule, with "@n" from its second
-            call on, or by any other name for a function.
+        layers: the layers that draw, in the order in which they run, and how many tensors each
+            draws: by the path of a submodule, with "@n" from its second call on, or by any other
+            name for a function.
         seed: of the run.
+        dims: the dimension of the batch in each tensor, in the order in which they are drawn.
     """
 
-    def __init__(self, module: nn.Module, layers: Mapping[str, Sequence[int]], seed: int) -> None:
+    def __init__(
+        self, module: nn.Module, layers: Mapping[str, int], seed: int, dims: Sequence[int] = ()
+    ) -> None:
         super().__init__()
-        self.layers, self.seed = layers, seed
+        self.layers, self.seed, self.dims = layers, seed, dims
+        self.shapes: list[tuple[int, ...]] = []
         self.step, self.first_row, self.samples = 0, 0, 0
         paths = dict(module.named_modules())
         self.functions = [name for name in layers if name.partition("@")[0] not in paths]
@@ -122,6 +127,7 @@ class Draws(TorchDispatchMode):
         self.step, self.first_row, self.samples = step, first_row, samples
         self.calls.clear()
         self.drawn.clear()
+        self.shapes.clear()
 
     def _enter(self, path: str) -> None:
         self.calls[path] += 1
@@ -134,10 +140,10 @@ class Draws(TorchDispatchMode):
     def _next(self) -> tuple[str, int]:
         """The layer that draws now, and which of its tensors."""
         waiting = self.inside[:1] or [
-            name for name in self.functions if self.drawn[name] < len(self.layers[name])
+            name for name in self.functions if self.drawn[name] < self.layers[name]
         ]
         name = waiting[0] if waiting else ""
-        if name not in self.layers or self.drawn[name] == len(self.layers[name]):
+        if name not in self.layers or self.drawn[name] == self.layers[name]:
             raise NotSpecifiedError(f"{name or 'a function'} draws more than was said of it")
         self.drawn[name] += 1
         return name, self.drawn[name] - 1
@@ -145,7 +151,9 @@ class Draws(TorchDispatchMode):
     def _bits(self, shape: Sequence[int]) -> Bits:
         name, index = self._next()
         key = key_of(self.seed, self.step, name, index)
-        return Bits(key, shape, self.layers[name][index], self.first_row, self.samples)
+        dim = self.dims[len(self.shapes)] if self.dims else NOWHERE
+        self.shapes.append(tuple(shape))
+        return Bits(key, shape, dim, self.first_row, self.samples)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -164,6 +172,22 @@ class Draws(TorchDispatchMode):
     def fill(self, x: Tensor, value: Callable[[Bits], np.ndarray]) -> Tensor:
         """The tensor, filled in place."""
         return x.copy_(torch.from_numpy(np.asarray(value(self._bits(x.shape)))))
+
+
+def dims_of(module: nn.Module, layers: Mapping[str, int], inputs: Tensor) -> list[int]:
+    """The dimension of the batch in each tensor that is drawn: the one that follows its size."""
+    shapes = []
+    for rows in (2, 3):
+        copied = copy.deepcopy(module)
+        draws = Draws(copied, layers, seed=0)
+        draws.start(0, 0, rows)
+        with draws, torch.no_grad():
+            copied(inputs[:1].repeat(rows, *[1] * (inputs.ndim - 1)))
+        shapes.append(draws.shapes)
+    return [
+        next((dim for dim, (a, b) in enumerate(zip(few, many, strict=True)) if a != b), NOWHERE)
+        for few, many in zip(*shapes, strict=True)
+    ]
 
 
 def _digits(x: Tensor) -> int:

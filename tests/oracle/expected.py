@@ -157,7 +157,7 @@ class Expected:
             scaler=_scaler_of(experiment),
             accumulate=experiment.accumulate,
             seed=experiment.seed,
-            draws={layer.name: layer.draws for layer in graph.layers if layer.draws},
+            draws={layer.name: len(layer.draws) for layer in graph.layers if layer.draws},
             local=local if plan.batch_norm == "local" else {},
             late=sync.width - 1 if late else 0,
             warmup=sync.warmup if late else 0,

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.oracle.draws import Draws
+from tests.oracle.draws import Draws, dims_of
 
 Loss = Callable[[tuple[Tensor, ...], Tensor], Tensor]
 
@@ -56,7 +56,7 @@ class Task:
         skipped: steps that update nothing whatever their gradients, as they did elsewhere.
         accumulate: micro-batches of a step; a batch is cut evenly, the first ones larger.
         seed: of draws.
-        draws: the layers that draw, in order, with the batch's dimensions (`Draws`).
+        draws: the layers that draw, in order, and how many tensors each draws (`Draws`).
         local: for each batch norm that sees some ranks' rows only, the ranks that see theirs
             together; empty: all see all.
         late: steps by which gradients are late.
@@ -79,7 +79,7 @@ class Task:
     skipped: frozenset[int] = frozenset()
     accumulate: int = 1
     seed: int = 0
-    draws: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    draws: Mapping[str, int] = field(default_factory=dict)
     local: Mapping[str, int] = field(default_factory=dict)
     late: int = 0
     warmup: int = 0
@@ -126,7 +126,7 @@ def train(module: nn.Module, task: Task) -> list[Step]:
     }
     scheduler = None if task.scheduler is None else task.scheduler(optimizer)
     optimizer.step()  # of nothing; torch warns where the first steps move no weights
-    draws = Draws(module, task.draws, task.seed)
+    draws = Draws(module, task.draws, task.seed, _dims(module, task))
     norms = LocalNorms(module, task.local)
     scaler = torch.amp.GradScaler("cpu", **(task.scaler or {}), enabled=task.scaler is not None)
     # Torch's fused kernels skip steps themselves; a first one leaves momentum that nobody wrote.
@@ -170,6 +170,13 @@ def train(module: nn.Module, task: Task) -> list[Step]:
             )
         )
     return found
+
+
+def _dims(module: nn.Module, task: Task) -> Sequence[int]:
+    """Where the batch lies in what the module draws."""
+    if not task.draws:
+        return ()
+    return dims_of(module, task.draws, _own(task.batches[0].inputs, task))
 
 
 def _state(

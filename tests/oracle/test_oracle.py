@@ -9,7 +9,7 @@ from torch import nn
 from tests.oracle import oracle
 from tests.oracle.cases import Case, Cut, Run
 from tests.oracle.comparing import Verdict, judged
-from tests.oracle.draws import NOWHERE, Bits, Draws, key_of
+from tests.oracle.draws import NOWHERE, Bits, Draws, dims_of, key_of
 from tests.oracle.models import HELPERS, Net
 from tests.oracle.oracle import Batch, Step, Task, train
 
@@ -73,7 +73,7 @@ def test_micro_batches_draw_what_the_whole_batch_draws():
         ("self.drop = nn.Dropout(0.4)", "self.head = nn.Linear(8, 3)"),
         ("x = self.head(self.drop(x) + 0.1 * torch.randn_like(x))",),
     )
-    draws = {"drop": [0], "randn_like": [0]}
+    draws = {"drop": 1, "randn_like": 1}
     whole, parts = (
         train(net.build().double(), task(net, rows=7, accumulate=n, draws=draws)) for n in (1, 3)
     )
@@ -103,15 +103,28 @@ def test_a_sample_has_its_draws_wherever_the_batch_lies():
 
 def test_what_torch_draws_by_the_way_is_drawn_by_place():
     module = nn.Sequential(nn.Dropout(0.5), nn.AlphaDropout(0.5), nn.RReLU(), HELPERS.Noise(1.0))
-    layers = {"0": [0], "1": [0], "2": [0], "randn_like": [0]}
+    layers = {"0": 1, "1": 1, "2": 1, "randn_like": 1}
     x = torch.randn(4, 5)
     found = []
     for _ in range(2):
-        draws = Draws(module, layers, 0)
+        draws = Draws(module, layers, 0, dims_of(module, layers, x))
         draws.start(0, 0, 4)
         with draws:
             found.append(module(x))
     assert torch.equal(*found)
+
+
+def test_where_the_batch_lies_in_what_is_drawn_is_tried():
+    net = Net(
+        (3, 4),
+        ("self.drop = nn.Dropout(0.4)", "self.head = nn.Linear(4, 3)"),
+        (
+            "x = self.drop(x.transpose(0, 1)).transpose(0, 1) + torch.rand(4)",
+            "x = self.head(self.drop(x).mean(1))",
+        ),
+    )
+    layers = {"drop": 1, "rand": 1, "drop@2": 1}
+    assert dims_of(net.build(), layers, torch.randn(5, 3, 4)) == [1, NOWHERE, 0]
 
 
 def test_local_norms_of_one_group_are_torch_s():

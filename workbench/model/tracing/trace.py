@@ -28,6 +28,8 @@ from workbench.model.tracing.rewrites.attention import find_self_attention
 from workbench.model.tracing.rewrites.detours import Detour, gather_detours
 from workbench.model.tracing.rewrites.inplace import drop_unread_parts, drop_unused
 from workbench.model.tracing.rewrites.linears import find_linears
+from workbench.model.tracing.rewrites.recurrent import find_recurrent
+from workbench.model.tracing.rewrites.tokens_first import find_tokens_first
 from workbench.model.tracing.tracer import ValueTracer
 from workbench.model.tracing.trials.independence import constants_of, show_independence
 from workbench.model.tracing.trials.propagation import find_propagations
@@ -328,7 +330,9 @@ def _recorded(
         try:
             nodes = tracer.trace_structure(root)
             find_linears(nodes, (root, tracer.root), tracer.record)
+            find_tokens_first(nodes, (root, tracer.root), tracer.record)
             find_self_attention(nodes, root, tracer.root)
+            find_recurrent(nodes, (root, tracer.root), tracer.record)
             drop_unread_parts(nodes)
             gather_detours(nodes, (root, tracer.root), tracer.record)
             break

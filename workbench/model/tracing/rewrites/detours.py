@@ -164,19 +164,21 @@ def _made_up(source: Node, lying: Mapping[Node, list[Tensor]], seed: int) -> tup
     generator = torch.Generator().manual_seed(seed)
     one, other = [], []
     for leaf in leaves:
-        if not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
-            leaf = torch.zeros_like(leaf, device="cpu") if isinstance(leaf, Tensor) else leaf
+        if not isinstance(leaf, Tensor):
             one.append(leaf)
             other.append(leaf)
-            next(masks, None)
             continue
-        first, second = (
-            torch.rand(leaf.shape, generator=generator).add_(0.5).to(leaf.dtype) for _ in range(2)
-        )
+        if leaf.is_floating_point():
+            first, second = (
+                torch.rand(leaf.shape, generator=generator).add_(0.5).to(leaf.dtype)
+                for _ in range(2)
+            )
+        else:
+            first, second = (torch.full(leaf.shape, value, dtype=leaf.dtype) for value in (0, 1))
         mask = next(masks, None)
         if mask is None:
             mask = torch.zeros(leaf.shape, dtype=torch.bool)
-            if source.meta["depends"]:
+            if source.meta["depends"] and mask.ndim:
                 rows = len(mask) // BATCHES[1]
                 mask[rows : 2 * rows] = True
         one.append(first)
