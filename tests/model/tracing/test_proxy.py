@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tests.model.traced import calling, traced
+from workbench.model import TraceError
 
 
 def in_one_of_several(x):
@@ -70,3 +71,31 @@ def test_torch_is_not_told_so():
 )
 def test_numbers_of_numpy_are_numbers(call):
     traced(calling(lambda self, x: call(self.inside(x)), inside=nn.Linear(4, 3)), 4)
+
+
+def test_the_number_of_rows_follows_the_batch():
+    def forward(self, x):
+        assert len(x.shape) == 2
+        table = torch.ones(3, 4)
+        assert len(table) == 3
+        y = self.inside(x.reshape(len(x), -1))
+        return y / len(y[:, 0].shape) + torch.zeros(len(x), 1) * len(x)
+
+    graph = traced(calling(forward, inside=nn.Linear(4, 3)), 4)
+    assert "size" in {layer.kind for layer in graph.layers}
+    assert len is LENGTH
+
+
+LENGTH = len
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda self, x: torch.stack([self.inside(row) for row in x]),
+        lambda self, x: torch.stack([self.inside(x[row]) for row in range(len(x))]),
+    ],
+)
+def test_a_loop_over_the_batch_is_refused(loop):
+    with pytest.raises(TraceError, match=r"a loop over the batch(,|:) use operations"):
+        traced(calling(loop, inside=nn.Linear(4, 3)), 4)

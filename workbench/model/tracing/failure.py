@@ -97,8 +97,9 @@ def _reason(error: Exception) -> str:
         )
     if isinstance(error, TypeError):
         return (
-            f"TypeError: {text}. If it has a size that depends on the batch: x.new_zeros((n, 3)) "
-            f"follows x; else {_WRAP}"
+            f"TypeError: {text}. Instead of a loop over the batch, use operations on all rows at "
+            "once. If it has a size that depends on the batch: x.new_zeros((n, 3)) follows x; else "
+            f"{_WRAP}"
         )
     if isinstance(error, RuntimeError):
         few, many = BATCHES

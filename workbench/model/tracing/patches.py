@@ -1,5 +1,6 @@
 """What torch does otherwise while a model is traced."""
 
+import builtins
 import logging
 import math
 import random
@@ -22,6 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from workbench.model.errors import TraceError
 from workbench.model.tracing.failure import is_users
+from workbench.model.tracing.proxy import ValueProxy
 
 
 class RecordedFactories(TorchFunctionMode):
@@ -47,7 +49,7 @@ class RecordedFactories(TorchFunctionMode):
 
 @contextmanager
 def sizes_as_tuples() -> Iterator[None]:
-    """Lets `torch.rand(n, 3)` be recorded, whose sizes would refuse proxies."""
+    """Lets `torch.rand(n, 3)` be recorded, whose sizes would refuse proxies, and `len(x)`."""
 
     def tolerant(factory: Any) -> Any:
         def make(*sizes: Any, **options: Any) -> Any:
@@ -56,12 +58,17 @@ def sizes_as_tuples() -> Iterator[None]:
 
         return make
 
+    def length(of: Any, /) -> Any:
+        return of.length if type(of) is ValueProxy else known(of)
+
     were = {name: getattr(torch, name) for name in ("empty", "ones", "rand", "randn", "zeros")}
+    known, builtins.len = len, length
     try:
         for name, factory in were.items():
             setattr(torch, name, tolerant(factory))
         yield
     finally:
+        builtins.len = known
         for name, factory in were.items():
             setattr(torch, name, factory)
 

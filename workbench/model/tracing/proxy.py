@@ -165,13 +165,19 @@ class ValueProxy(Proxy):
         first, second = self.node.meta["values"]
         if len(first) != len(second):
             self._refuse(
-                "len() or a loop over the batch: use x.shape[0] for the number of rows, and "
-                "operations on all rows at once instead of a loop"
+                "a loop over the batch: use operations on all rows at once instead of a loop"
             )
         return len(first)
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
+        return (self[index] for index in range(self.__len__()))
+
+    @property
+    def length(self) -> Any:
+        """What `len` gives: of rows that follow the batch, their recorded number."""
+        first, second = self.node.meta["values"]
+        rows = isinstance(first, Tensor) and first.ndim > 0 and len(first) != len(second)
+        return self.shape[0] if rows else self.__len__()
 
 
 class Sizes(tuple[Any, ...]):
