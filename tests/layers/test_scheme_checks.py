@@ -136,6 +136,12 @@ def test_wrong_ones_are_found(scheme, failing):
     assert not check.ok, found
 
 
+def test_layers_are_tried_in_groups_of_every_size_with_shares_of_every_kind():
+    model = nn.Sequential(nn.Conv1d(3, 6, 3), nn.Flatten(), nn.Linear(36, 4))
+    found = checks_of(ConvOut(), model, (3, 8))
+    assert found[0].said == "12 divisions of torch.nn.Conv1d"  # 2, 3, 4; equal, and three others
+
+
 def test_a_model_of_ones_own():
     model = nn.Sequential(nn.Conv1d(3, 6, 3), nn.Flatten(), nn.Linear(36, 4))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

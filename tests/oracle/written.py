@@ -88,6 +88,16 @@ WRITTEN = {
         Cut(2),
         Run(accumulate=3, steps=3),
     ),
+    "attention with dropout, its heads cut in two groups": Case(
+        Net(
+            (4, 8),
+            ("self.m1 = Attention(8, 4, 0.3, True)", "self.head = nn.Linear(32, 3)"),
+            ("x = x + self.m1(x)", "x = self.head(torch.flatten(x, 1))"),
+        ),
+        Cut(4, (("m1.qkv", "shard_out", 2, (1, 3)), ("m1.out", "shard_in", 2, (1, 3)))),
+        Run(accumulate=2, steps=3),
+        "again",
+    ),
     "tokens first, folded into rows, with dropout": Case(
         Net(
             (4, 6),

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -356,3 +357,11 @@ def limited(config):
 def test_a_rank_may_open_as_many_files_as_the_system_lets_it(on_ranks):
     for soft, hard in on_ranks.seated(2, limited):
         assert soft == hard or hard == resource.RLIM_INFINITY
+
+
+def test_what_torch_does_not_see_is_added_up_over_buffers():
+    world = object.__new__(World)
+    buffers = {n: SimpleNamespace(nbytes=n, held_bytes=3 * n) for n in (100, 10)}
+    world._links = [SimpleNamespace(local=None, buffers={n: b}) for n, b in buffers.items()]
+    assert world.staged_bytes == 2 * (100 + 10)
+    assert world.shared_bytes == 3 * (100 + 10)

@@ -137,6 +137,22 @@ def test_what_is_read_at_import_is_tried_with_the_tests_of_those_that_import_it(
     assert attempt(root, tmp_path / "first", fault, near).killed
 
 
+def test_what_a_function_gives_at_import_is_tried_with_the_tests_of_its_file(root, tmp_path):
+    source = f"{SOURCE}\n\nONE = unused(0)\n"
+    (root / FILE).write_text(source)
+    (root / "tests" / "plan").mkdir()
+    (root / "tests" / "plan" / "test_small.py").write_text(
+        "from workbench.plan import small\n\n\ndef test_one():\n    assert small.ONE == 1\n"
+    )
+    (root / "tests" / "test_small.py").unlink()
+    seen = observe(root, tmp_path / "observed", [FILE], ["tests"])
+    fault, *_ = (f for f in faults(source, FILE) if f.old == "a + 1")
+    for every in (seen, Observed.joined([seen, seen])):
+        near = every.near(fault, most_s=60.0)
+        assert {test.name for test in near} == {"tests/plan/test_small.py::test_one"}
+    assert attempt(root, tmp_path / "first", fault, near).killed
+
+
 def test_what_runs_behind_too_deep_a_recursion_is_seen(root, tmp_path):
     deep = "def test_deep():\n    def deep():\n        deep()\n\n"
     deep += "    with pytest.raises(RecursionError):\n        deep()\n"

@@ -82,7 +82,7 @@ class Observed:
         for index, part in enumerate(parts):
 
             def number(of: int, index: int = index) -> int:
-                return of * len(parts) + index
+                return of * len(parts) + index if of != witness.NO_TEST else of
 
             tests |= {number(of): test for of, test in part.tests.items()}
             for file, lines in part.executed.items():
@@ -98,21 +98,25 @@ class Observed:
 
         Tests without engines come first; of these those in the file of the same name, then those
         in the folder of the same name, then the quickest. For a line that is executed at import,
-        all tests count that execute anything in the file or in one that imports it.
+        all tests count that execute anything in the file or in one that imports it; for one in a
+        function that is called then, as for each class of a kind, those in the file of that name.
         """
         first, last = fault.lines
+        own = Path("tests", *Path(fault.file).parts[1:])
+        of_own_file = own.with_name(f"test_{own.stem}.py").as_posix()
         if fault.function:
             lines = self.executed.get(fault.file, {})
             numbers = {n for line in range(first, last + 1) for n in lines.get(line, ())}
+            if witness.NO_TEST in numbers:
+                numbers |= {n for n, test in self.tests.items() if test.file == of_own_file}
         else:
             files = (fault.file, *self.importers[fault.file])
             every = [self.executed.get(file, {}).values() for file in files]
             numbers = {n for lines in every for those in lines for n in those}
-        own = Path("tests", *Path(fault.file).parts[1:])
 
         def order(test: Test) -> tuple[bool, bool, bool, float, str]:
             path = Path(test.file)
-            another = path.name != f"test_{own.stem}.py"
+            another = path.name != Path(of_own_file).name
             return test.engines, another, path.parent != own.parent, test.seconds, test.name
 
         tests = sorted((self.tests[n] for n in numbers if n in self.tests), key=order)
