@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.utils.checkpoint import checkpoint
 
 from tests.model.traced import calling
 from tests.model.tracing.test_modules import Double
@@ -363,3 +365,35 @@ def test_what_is_known_of_parameters_and_inputs():
     block.requires_grad_(False)
     other = trace(calling(forward, block=block), input_shape=(4,))
     assert last.fingerprint != other.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("forward", "remedy"),
+    [
+        (lambda self, x: self.normed(x), r"layer.eval\(\)"),
+        (
+            lambda self, x: torch.distributions.Normal(x, x.exp()).rsample(),
+            r"mean \+ deviation \* torch.randn_like\(deviation\)",
+        ),
+        (lambda self, x: checkpoint(self.inside, x, use_reentrant=True), "use_reentrant=False"),
+        (lambda self, x: torch.vmap(lambda row: row / row.norm())(x), "torch.fx.wrap"),
+    ],
+)
+def test_refusals_of_torch_s_own_helpers_say_what_works(forward, remedy):
+    layers = dict(inside=nn.Linear(4, 4), normed=spectral_norm(nn.Linear(4, 4)))
+    with pytest.raises(TraceError, match=remedy):
+        trace(calling(forward, **layers), input_shape=(4,))
+
+
+@torch.fx.wrap
+def by_row(x):
+    return torch.vmap(lambda row: row / row.norm())(x)
+
+
+def test_what_they_say_works():
+    def forward(self, x):
+        x = checkpoint(self.inside, self.normed(by_row(x)), use_reentrant=False)
+        return x + x.exp() * torch.randn_like(x)
+
+    layers = dict(inside=nn.Linear(4, 4), normed=spectral_norm(nn.Linear(4, 4)).eval())
+    assert trace(calling(forward, **layers), input_shape=(4,)).num_classes == 4

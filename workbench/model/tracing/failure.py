@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -31,6 +32,12 @@ _NOT_THE_USERS = tuple(
     )
 )
 
+
+_IS_OF_DISTRIBUTIONS = re.compile(r"[\\/]torch[\\/]distributions[\\/]").search
+_OF_DISTRIBUTIONS = (
+    ". torch.distributions decides on its arguments' values and sizes in Python: draw from one by "
+    "operations of tensors, as mean + deviation * torch.randn_like(deviation) from a normal one"
+)
 
 Place = tuple[CodeType, int]
 
@@ -73,9 +80,16 @@ def explained(
             traceback.
     """
     place = f" in {module!r}" if module else ""
+    hint = _OF_DISTRIBUTIONS if _in_distributions(error) else ""
     found = _shown(*line) if line else _line_of_user(error)
     shown = f"\n  {found}" if found else ""
-    return TraceError(f"{model} cannot be traced{place}: {_reason(error)}{shown}")
+    return TraceError(f"{model} cannot be traced{place}: {_reason(error)}{hint}{shown}")
+
+
+def _in_distributions(error: Exception) -> bool:
+    """Whether it is of torch.distributions, or of what these ask of their arguments."""
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    return "_is_all_true" in str(error) or any(map(_IS_OF_DISTRIBUTIONS, files))
 
 
 def _reason(error: Exception) -> str:
@@ -108,7 +122,8 @@ def _reason(error: Exception) -> str:
             "model has to run with any number of them: give each sample its own shape, "
             "x.reshape(len(x), ...), and see that it runs in plain torch"
         )
-    return f"{type(error).__name__}: {text}"
+    remedy = f"; {_WRAP}" if text.startswith("vmap") else ""
+    return f"{type(error).__name__}: {text}{remedy}"
 
 
 def is_users(code: CodeType) -> bool:

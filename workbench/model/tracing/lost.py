@@ -94,7 +94,8 @@ def line_of_model(end: CodeType) -> Place | None:
         if frame.f_code is apply:
             raise InsideError(
                 "the backward pass of a torch.autograd.Function would be lost: call its apply "
-                "in a function marked by torch.fx.wrap"
+                "in a function marked by torch.fx.wrap; torch.utils.checkpoint.checkpoint has one "
+                "unless use_reentrant=False, and plan.with_recompute does what it does"
             )
         frame = frame.f_back
     return line
