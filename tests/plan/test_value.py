@@ -3,11 +3,12 @@
 import inspect
 import tomllib
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 import workbench as wb
 from tests.plan import graphs
@@ -49,6 +50,17 @@ def test_what_begins_with_a_line_is_not_shown_and_stays():
 def test_a_value_without_fields_documents_none():
     assert "Attributes:" not in inspect.getdoc(wb.Digits)
     assert "Attributes:" in inspect.getdoc(wb.SGD)
+
+
+def test_a_field_that_has_one_kind_of_entries_is_no_constant():
+    class Listed(Value):
+        __module__ = "workbench.listed"
+        kind: Literal["listed"] = Field(default="listed", description="What it is.")
+        sizes: list[int] = Field(default=[1], description="How large they are.")
+
+    assert "sizes: How large they are." in inspect.getdoc(Listed)
+    assert "What it is." not in inspect.getdoc(Listed)
+    assert list(inspect.signature(Listed).parameters) == ["sizes"]
 
 
 NAMED = {"sgd": wb.SGD, "adam": wb.Adam}
