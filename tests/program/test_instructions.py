@@ -73,7 +73,7 @@ def test_a_conversion_is_forward_of_one_gradient_that_nobody_has_begun():
 
 
 def test_gradients_of_a_layer_are_new_and_come_from_one_reader():
-    one = Backward(None, ON)
+    one = Backward(None, ON, adds=False, gradients=1)
     assert (one.adds, one.gradients) == (False, 1)
 
 

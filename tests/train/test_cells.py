@@ -1,5 +1,8 @@
 """Cells on a rank that is alone: what they find, what they say, and how they end."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.distributed import TCPStore
@@ -10,6 +13,7 @@ from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import Experiment, Synthetic
 from workbench.plan.placement.mesh import RankConfig
 from workbench.plan.plan import Plan
+from workbench.train import cells
 from workbench.train.cells import MOST_SHOWN, Cell, CellFiles, Ending, serve
 
 LEAVE = Cell("raise KeyboardInterrupt", (0,))
@@ -160,3 +164,22 @@ def test_an_interrupt_of_a_cell_ends_that_cell_only(run, files):
     first, second = run("raise KeyboardInterrupt", "7")
     assert first.state == "interrupted"
     assert (second.state, second.value) == ("done", "7")
+
+
+def test_an_interrupt_that_comes_late_ends_no_other_cell(run, files, monkeypatch):
+    """Meant for the first one, it arrives while the rank waits for the second."""
+    files.interrupt(1)
+    asked, late = CellFiles.asked, [2]
+
+    def not_yet(self, number):
+        return None if number in late else asked(self, number)
+
+    def interrupted(seconds):
+        late.clear()
+        raise KeyboardInterrupt
+
+    clock = SimpleNamespace(sleep=interrupted, perf_counter=time.perf_counter)
+    monkeypatch.setattr(CellFiles, "asked", not_yet)
+    monkeypatch.setattr(cells, "time", clock)
+    first, second = run("3", "7")
+    assert (first.value, second.state, second.value) == ("3", "done", "7")

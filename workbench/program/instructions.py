@@ -195,8 +195,8 @@ class Backward:
     word: ClassVar[str] = "backward"
     operation: Operation
     on: Pass
-    adds: bool = False
-    gradients: int = 1
+    adds: bool
+    gradients: int
 
 
 @dataclass(frozen=True)
