@@ -39,6 +39,7 @@ LEFT_OUT = {
         "train/trace/*.py",
     ),
     "says how fast machines are": ("plan/machine/*.py",),
+    "needs a GPU": ("comm/shared_memory/gpu_*.py",),
 }
 """Files that decide no value of a run, by their purpose."""
 
