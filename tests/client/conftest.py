@@ -15,7 +15,8 @@ from workbench.client.run import submitting
 from workbench.client.run.run import Run
 from workbench.plan import Plan
 
-NOWHERE = Path("weights that no fake session reads")
+WEIGHTS = Path(__file__)
+"""Any file: no fake session reads it."""
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +45,7 @@ def train(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ru
     def train(session: str, *, steps: int = 5, ranks: int = 2) -> Run:
         # Fake sessions have no model, so nobody makes its weights.
         for module in (submitting, cluster_module):
-            monkeypatch.setattr(module, "module_values", lambda *_: NOWHERE)
+            monkeypatch.setattr(module, "module_values", lambda *_: WEIGHTS)
         cluster.task = f"tests.client.fake_session:{session}"
         plan = Plan.data_parallel(mlp(4, 4), ranks)
         return cluster.train(experiment(plan).replace(steps=steps))

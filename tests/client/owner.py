@@ -35,7 +35,7 @@ def busy(
     """A cluster whose two engines are in the middle of a run."""
     cluster = Cluster(2, hosts=hosts, directory=directory, name=name, linger_s=0.5)
     cluster.task = "tests.client.fake_session:slowly"
-    submitting.module_values = lambda *_: Path("nowhere")
+    submitting.module_values = lambda *_: Path(__file__)
     plan = Plan.data_parallel(mlp(4, 4), 2)
     run = cluster.train(experiment(plan).replace(steps=10**9))
     started = threading.Event()

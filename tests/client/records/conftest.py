@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import workbench as wb
-from tests.client.conftest import NOWHERE
+from tests.client.conftest import WEIGHTS
 from tests.plan.graphs import mlp
 from tests.store.test_messages import experiment
 from workbench.client import cluster as cluster_module
@@ -71,7 +71,7 @@ def _faked(cluster: wb.Cluster, session: str, steps: int = 5) -> wb.Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "task", f"tests.client.fake_session:{session}")
         for module in (submitting, cluster_module):
-            patch.setattr(module, "module_values", lambda *_: NOWHERE)
+            patch.setattr(module, "module_values", lambda *_: WEIGHTS)
         plan = wb.Plan.data_parallel(mlp(4, 4), 2)
         return cluster.train(experiment(plan).replace(steps=steps))
 

@@ -17,7 +17,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
-from workbench.model.tracing.rewrites.turning import Recorder, Turning, give, is_turned
+from workbench.model.tracing.rewrites.turning import Recorder, Turning, drop_unread, give, is_turned
 
 
 class _BatchFirst(nn.RNNBase):
@@ -79,6 +79,8 @@ def find_recurrent(graph: torch.fx.Graph, roots: Sequence[nn.Module], record: Re
     places = {node: place for place, node in enumerate(graph.nodes)}
     for node in sorted(changed, key=places.__getitem__):  # one may read the states of another
         _replace(graph, node, roots[0].get_submodule(str(node.target)), record)
+    if changed:
+        drop_unread(graph)
 
 
 def _given(node: Node) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 from workbench.model.tracing.batch import called, has_tensors
 from workbench.model.tracing.rewrites.inplace import changes_in_place
 from workbench.model.tracing.rewrites.linears import TransposedLinear
-from workbench.model.tracing.rewrites.turning import Recorder, Turning, give, is_turned
+from workbench.model.tracing.rewrites.turning import Recorder, Turning, drop_unread, give, is_turned
 
 _CLOSE = 1e-5
 """The relative difference that is rounding: a kernel takes other elements together."""
@@ -44,15 +44,17 @@ def find_tokens_first(graph: torch.fx.Graph, roots: Sequence[nn.Module], record:
             attention.update(nodes)
             for whole in roots:
                 cast(nn.MultiheadAttention, whole.get_submodule(path)).batch_first = True
+    tried: dict[tuple[Any, str], bool] = {}
     for node in list(graph.nodes):
         if node in attention:
             _replace_attention(graph, node, root, record)
         elif node.op in ("call_module", "call_function", "call_method") and is_turned(node):
-            if _works_alike(node, root):
+            if _works_alike(node, root, tried):
                 _replace(graph, node, record)
+    drop_unread(graph)
 
 
-def _works_alike(node: Node, root: nn.Module) -> bool:
+def _works_alike(node: Node, root: nn.Module, tried: dict[tuple[Any, str], bool]) -> bool:
     """Whether an operation gives the same if tokens and batch are swapped in all that it reads."""
     read = node.all_input_nodes
     if not any(is_turned(each) for each in read) or changes_in_place(node, root):
@@ -61,12 +63,18 @@ def _works_alike(node: Node, root: nn.Module) -> bool:
         return False
     module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
     if module is None or not has_tensors(module):
-        drops = node.target is F.dropout or type(module) is nn.Dropout
-        return drops or _gives_the_same(node, root)
+        if node.target is F.dropout or type(module) is nn.Dropout:
+            return True
+        arguments = map_arg((node.args, node.kwargs), lambda each: str(each.meta["values"][1]))
+        key = (node.target if module is None else type(module), f"{module!r} of {arguments}")
+        if key not in tried:  # which takes time where tensors are large
+            tried[key] = _gives_the_same(node, root)
+        return tried[key]
     if module._forward_hooks or module._forward_pre_hooks:
         return False
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        return len(module.normalized_shape) <= node.meta["values"][0].ndim - 2
+    if type(module) in (nn.LayerNorm, nn.RMSNorm):
+        shape = cast(nn.LayerNorm, module).normalized_shape
+        return len(shape) <= node.meta["values"][0].ndim - 2
     return type(module) in (nn.Linear, TransposedLinear, nn.Embedding)
 
 
@@ -126,7 +134,9 @@ def _attention(graph: torch.fx.Graph, root: nn.Module) -> dict[str, list[Node]]:
     found: dict[str, list[Node]] = {}
     for node in graph.nodes:
         module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if type(module) is nn.MultiheadAttention and not module.batch_first:
+        if type(module) is not nn.MultiheadAttention or module.batch_first:
+            continue
+        if not (module._forward_hooks or module._forward_pre_hooks):
             found.setdefault(str(node.target), []).append(node)
     return found
 

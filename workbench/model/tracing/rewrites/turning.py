@@ -77,6 +77,14 @@ def is_turned(node: Node) -> bool:
     return [first for first, *_ in as_first] == [few, many] and as_first[0][1:] == as_first[1][1:]
 
 
+def drop_unread(graph: torch.fx.Graph) -> None:
+    """Erases swaps that nothing reads: their readers read what was swapped."""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op in ("call_method", "call_function"):
+            if _swapped(node) is not None:
+                graph.erase_node(node)
+
+
 def give(graph: torch.fx.Graph, old: Node, new: Any) -> None:
     """Makes the readers of a value, or of parts of it, read others instead, and erases it."""
     for user in list(old.users):
