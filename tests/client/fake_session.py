@@ -91,7 +91,8 @@ def last_rank_raises(*, config: RankConfig, emit: Emit, **given) -> TrainingOutc
 
 
 def all_raise(*, config: RankConfig, **given) -> TrainingOutcome:
-    raise ValueError(f"rank {config.rank} has no data")
+    with World.open(config):  # or one that is late is ended before it raises
+        raise ValueError(f"rank {config.rank} has no data")
 
 
 def first_rank_ignores(*, config: RankConfig, directory: Path, **given) -> TrainingOutcome:
