@@ -93,11 +93,12 @@ IGNORED, SMOOTHING, PART = 1, 0.2, 0.3
 
 
 def unignored(outputs: Given, labels: Tensor, weight: Tensor | None = None) -> Tensor:
-    """The mean over the labels that are not ignored; 0 if there are none."""
-    if not kept(labels, labels):
-        return torch.zeros((), dtype=torch.float64)
+    """The mean over the labels that are not ignored; if there are none 0, with a gradient of 0."""
+    every = (outputs,) if isinstance(outputs, Tensor) else outputs
+    if (labels == IGNORED).all():
+        return sum((logits[:0].sum() for logits in every), every[0].new_zeros(()))
     found, part = torch.zeros((), dtype=torch.float64), 1.0
-    for logits in (outputs,) if isinstance(outputs, Tensor) else outputs:
+    for logits in every:
         scores, classes = of_labels(logits, labels)
         options = {"ignore_index": IGNORED, "label_smoothing": SMOOTHING, "weight": weight}
         found, part = found + part * F.cross_entropy(scores, classes, **options), PART
@@ -105,7 +106,9 @@ def unignored(outputs: Given, labels: Tensor, weight: Tensor | None = None) -> T
 
 
 def kept(some: Tensor, every: Tensor) -> float:
-    return (some != IGNORED).sum().item() / max((every != IGNORED).sum().item(), 1)
+    """No number where nothing counts, as torch's mean over no labels."""
+    mine, whole = ((labels != IGNORED).sum().double() for labels in (some, every))
+    return (mine / whole).item()
 
 
 WEIGHT = (0.5, 1.0, 2.0)
@@ -118,9 +121,9 @@ def of_classes(outputs: Given, labels: Tensor) -> Tensor:
 
 def share_of_classes(some: Tensor, every: Tensor) -> float:
     mine, whole = (
-        torch.tensor(WEIGHT)[labels][labels != IGNORED].sum().item() for labels in (some, every)
+        torch.tensor(WEIGHT).double()[labels][labels != IGNORED].sum() for labels in (some, every)
     )
-    return mine / max(whole, 1e-300)
+    return (mine / whole).item()
 
 
 LOSSES = {

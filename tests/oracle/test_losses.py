@@ -46,6 +46,18 @@ def test_a_cut_vocabulary_on_a_rank_without_rows(loss, on_ranks):
     is_equal(Case(WORDS, replace(TOKENS, rows=(2, 0, 1)), replace(RUN, loss=loss)), on_ranks)
 
 
+SEEDS = {"ignoring": 0, "weighed": 1}
+"""Of the order in which such a sample is the last."""
+
+
+@pytest.mark.parametrize("loss", ["ignoring", "weighed"])
+def test_a_batch_without_labels_has_no_loss_as_in_torch(loss, on_ranks):
+    """The second batch is one sample, whose label does not count."""
+    flat = Net((2, 8, 8), ("self.head = nn.Linear(128, 3)",), ("x = self.head(x.flatten(1))",))
+    run = Run(batch_size=13, samples=14, steps=2, loss=loss, seed=SEEDS[loss])
+    is_equal(Case(flat, Cut(2), run), on_ranks)
+
+
 WAYS = {
     "pipelined and resumed": Case(
         NET, PARALLEL, replace(RUN, sync="Pipelined(width=2)", checkpoint_every=1), "resumed"
