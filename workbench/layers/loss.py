@@ -184,9 +184,9 @@ class _Spread:
 
     Attributes:
         counts: whether a label counts [r].
-        at_label: what counts at its class [r].
-        over_all: what counts at every class, times its weight [r].
-        weight: the weights of the classes that are held here [C_g].
+        at_label: the weight of a label at its own class [r].
+        over_all: the weight of a label at every class, which the class's own multiplies [r].
+        weight: the weights of the classes that are held here [C_g]; where nothing smooths, none.
         total: the sum of all classes' weights.
         smooths: whether anything lies over all classes.
     """
@@ -203,13 +203,16 @@ class _Spread:
         cls, options: CrossEntropy, labels: Tensor, logits: Tensor, classes: Shard, first: int
     ) -> "_Spread":
         smoothing, extent = options.label_smoothing, classes.extent
-        weight = logits.new_tensor(options.weight or (1.0,) * extent)
-        counts = kept_labels(labels, options)
+        counts, weight = kept_labels(labels, options), logits.new_empty(0)
+        if smoothing > 0:  # else nothing as long as the classes is made in a step
+            ones = logits.new_ones(logits.shape[1])
+            held = (options.weight or ())[first : first + logits.shape[1]]
+            weight = ones if options.weight is None else logits.new_tensor(held)
         return cls(
             counts,
             (1 - smoothing) * label_weights(labels, options).to(logits.dtype),
             smoothing / extent * counts.to(logits.dtype),
-            weight[first : first + logits.shape[1]],
-            weight.sum().item() if options.weight else float(extent),
+            weight,
+            float(extent) if options.weight is None else sum(options.weight),
             smoothing > 0,
         )

@@ -294,8 +294,8 @@ class Collectives:
         k, name = layout.group_size, value[0]
         if layout == ROWS:
             return
-        value_of_loss = self.experiment.loss
-        if isinstance(value_of_loss, OwnLoss):
+        loss = self.experiment.loss
+        if isinstance(loss, OwnLoss):
             yield from filter(None, self._to_rows(value, rows))
             return
         each = math.prod(self.plan.graph.label_shape)
@@ -304,7 +304,7 @@ class Collectives:
         if isinstance(layout.placement, Shard):
             width, every = max(_FP32, self.itemsize), rows.over(k) * each
             yield CollectiveCall("all_gather", name, "step", "shard", k, every, width)
-            sums = 2 if value_of_loss is None else 2 + (value_of_loss.label_smoothing > 0)
+            sums = 2 if loss is None else 2 + (loss.label_smoothing > 0)
             yield CollectiveCall("all_reduce", name, "step", "shard", k, sums * every, width)
 
     def _of_own_loss(self, results: tuple[Value, ...], rows: Rows) -> Iterator[CollectiveCall]:

@@ -70,11 +70,13 @@ def test_a_run_is_repeated_from_its_folder(cluster, experiment):
     assert {"ten_times"} <= {each.name for each in found.environment.sources}
     with pytest.raises(ModelError, match="Sequential is a module of your own, and the text of"):
         cluster.train(found.experiment.replace(loss=ten_times), module=NET)
+    initial = found.directory / "initial.safetensors"
+    with pytest.raises(ModelError, match="does not hold its structure"):
+        cluster.train(found.experiment.replace(loss=ten_times), weights=initial)
     other = copy.deepcopy(NET)
     nn.init.zeros_(other[1].weight)
     graph = wb.trace(other, input_shape=(1, 8, 8))
     again = wb.Experiment.load(found.directory / "experiment.toml", graph).replace(loss=ten_times)
-    initial = found.directory / "initial.safetensors"
     repeated = cluster.train(again, weights=initial).wait(LONG_S)
     assert repeated.metrics["loss"].tolist() == run.metrics["loss"].tolist()
     both = zip(repeated.state_dict().values(), run.state_dict().values(), strict=True)

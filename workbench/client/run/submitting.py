@@ -120,6 +120,7 @@ def initial_values(
     if weights is None:
         return module_values(experiment, module, folder)
     graph = experiment.plan.graph
+    _require_structure(graph)
     given = weights if isinstance(weights, Mapping) else read_weights(weights)
     own = graph.source.module if module is None else module
     return initialize(graph, experiment.seed, folder / "weights", module=own, given=given)
@@ -140,19 +141,25 @@ def module_values(experiment: Experiment, module: nn.Module | None, folder: Path
     graph = experiment.plan.graph
     if graph.source.kind != "module":
         return None
+    _require_structure(graph)
     values = graph.source.module if module is None else module
-    name = graph.source.name
-    if graph.source.skeleton is None:
-        raise ModelError(
-            f"{name} is a module of your own, and the text of an experiment does not hold its "
-            "structure: trace it again, and read the text with it, wb.Experiment.load(path, graph)"
-        )
     if values is None:
+        name = graph.source.name
         raise ModelError(
             f"{name} was not traced in this process, so its values are not here: trace it again, "
             f"or give it, module={name}(...)"
         )
     return initialize(graph, experiment.seed, folder / "weights", module=values)
+
+
+def _require_structure(graph: Graph) -> None:
+    """Checks that ranks can build the model: of a module of one's own, from what was traced."""
+    if graph.source.kind == "module" and graph.source.skeleton is None:
+        raise ModelError(
+            f"{graph.source.name} is a module of your own, and the text of an experiment does not "
+            "hold its structure: trace it again, and read the text with it, "
+            "wb.Experiment.load(path, graph)"
+        )
 
 
 def checkpoint_of(resume: str | Path | Run, graph: Graph) -> Path:

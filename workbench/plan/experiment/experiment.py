@@ -451,7 +451,8 @@ class Experiment(Value):
 
         Args:
             text: the text, in TOML.
-            graph: as in `Plan.from_toml`: a module of one's own, traced again, which text lacks.
+            graph: the model that it must be for; None: the one in the text, which lacks the
+                structure of a module of one's own.
 
         Raises:
             ExperimentError: the text is not TOML, or a field is missing, unknown or wrong.
