@@ -33,6 +33,7 @@ class Cut:
         rows: relative rows of each rank; None: equal.
         rounds: "BK", "B" or "B/K".
         local: whether batch norms see their own rows only.
+        tokens: whether tokens are divided between cut layers, or their relative numbers.
     """
 
     world: int = 1
@@ -41,6 +42,7 @@ class Cut:
     rows: tuple[float, ...] | None = None
     rounds: str = "BK"
     local: bool = False
+    tokens: bool | tuple[float, ...] = False
 
     def of(self, graph: Graph) -> Plan:
         plan = Plan.data_parallel(graph, self.world, self.rows)
@@ -49,6 +51,7 @@ class Cut:
             plan = plan.with_layer(name, scheme=scheme, group_size=group_size, shares=shares)
         if self.recompute:
             plan = plan.with_recompute(*self.recompute)
+        plan = plan.with_shard_tokens(self.tokens)
         return plan.with_rounds(self.rounds)  # type: ignore[arg-type]
 
 

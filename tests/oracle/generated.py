@@ -228,7 +228,11 @@ def _cut(dice: Dice, graph: Graph, world: int) -> Cut:
     rows = _shares(dice, world) if dice.one((True, False)) else None
     rounds = dice.one(("BK", "BK", "BK", "B", "B/K"))
     local = rounds == "BK" and dice.one(range(3)) == 0
-    return _possible(graph, Cut(world, tuple(layers), recompute, rows, rounds, local))
+    groups = {k for _, _, k, _ in layers} - {1}
+    tokens: bool | tuple[float, ...] = bool(groups) and dice.one((True, False))
+    if tokens and len(groups) == 1:
+        tokens = dice.one((True, _shares(dice, *groups)))
+    return _possible(graph, Cut(world, tuple(layers), recompute, rows, rounds, local, tokens))
 
 
 def _possible(graph: Graph, cut: Cut) -> Cut:

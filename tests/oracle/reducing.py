@@ -65,7 +65,7 @@ def _simpler_runs(run: Run) -> Iterator[Run]:
 
 def _simpler_cuts(cut: Cut) -> Iterator[Cut]:
     yield Cut(cut.world)
-    for name in ("layers", "recompute", "rows", "rounds", "local"):
+    for name in ("layers", "recompute", "rows", "rounds", "local", "tokens"):
         if getattr(cut, name) != getattr(Cut(), name):
             yield replace(cut, **{name: getattr(Cut(), name)})
     for index, (name, scheme, k, shares) in enumerate(cut.layers):

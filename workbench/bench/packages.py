@@ -124,7 +124,8 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
             except Exception as error:  # which is a fault of the library's
                 row["refused"] = f"BARE {type(error).__name__}: {error}"
             else:
-                follow = any(layer.propagations for layer in graph.layers)
+                ways = [way for layer in graph.layers for way in layer.propagations]
+                follow = any(not way.of_tokens for way in ways)
                 row |= {"layers": len(graph.layers), "parameters": graph.parameters}
                 row["between"] = "cut" if follow else "whole"
             row["s"] = round(time.perf_counter() - began, 1)

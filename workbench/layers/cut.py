@@ -390,6 +390,7 @@ class _Cutting:
                     one.replace_input_with(self._node(name), read)
         if layer.name in self.flow.ways:
             self._count_rows(layer, node)
+            self._slice_tokens(layer, node)
 
     def _count_rows(self, layer: Layer, node: torch.fx.Node) -> None:
         """Lets a cut operation count the rows that it reads: those of its group."""
@@ -401,6 +402,17 @@ class _Cutting:
                     read = self._converting(first, steps, layer.name)
                     rows = self.traced.graph.call_method("size", (read, 0))
                 node.replace_input_with(self._node(name), rows)
+
+    def _slice_tokens(self, layer: Layer, node: torch.fx.Node) -> None:
+        """Lets an operation cut by tokens read its own of what all ranks have whole."""
+        way, counts = self.flow.ways[layer.name]
+        member = self.rank % len(counts)
+        for place, dim in way.sliced:
+            whole = self._node(layer.inputs[place])
+            with self.traced.graph.inserting_before(node):
+                own = (whole, dim, sum(counts[:member]), counts[member])
+                read = self.traced.graph.call_method("narrow", own)
+            node.replace_input_with(whole, read)
 
     def _converting(self, name: str, steps: tuple[Conversion, ...], reader: str) -> torch.fx.Node:
         """Returns the node that gives `name` after `steps`; readers with equal steps share it."""

@@ -13,12 +13,19 @@ from workbench.plan.errors import PlanError, unknown
 from workbench.plan.extension.own import Own
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.html import save_value
-from workbench.plan.placement.choice import LayerPlan, as_scheme, checked, require
+from workbench.plan.placement.choice import (
+    LayerPlan,
+    as_scheme,
+    checked,
+    checked_tokens,
+    require,
+)
 from workbench.plan.placement.division import checked_shares, shared_out
 from workbench.plan.placement.flow import Flow, flow_of
 from workbench.plan.placement.layout import ROWS
 from workbench.plan.placement.mesh import require_group
 from workbench.plan.placement.module_plan import ModulePlan, module_plan_of
+from workbench.plan.placement.propagated import Tokens
 from workbench.plan.placement.recompute import choose, matching, segments_of
 from workbench.plan.placement.tail import ROUNDS, Rounds, RoundsError, Tail, tail_of
 from workbench.plan.placement.tied import check_evaluated, check_tied, together
@@ -51,6 +58,8 @@ class Plan:
             the same gradients; the tail's activations shrink by the group's size.
         row_shares: the relative rows of a batch for each rank, zero included [ranks]; None: equal.
             Any shares give the same gradients (`plan/placement/division.py`).
+        shard_tokens: whether what lies between cut layers is divided by tokens, and not by rows:
+            sequence parallelism. True: equally; or the relative tokens of each rank of a group.
 
     Raises:
         PlanError: an invalid choice; the text names the layer and what is valid.
@@ -62,6 +71,7 @@ class Plan:
     batch_norm: BatchNorm = "local"
     rounds: Rounds = "BK"
     row_shares: tuple[float, ...] | None = None
+    shard_tokens: Tokens = False
 
     def __post_init__(self) -> None:
         size = self.world_size
@@ -75,6 +85,7 @@ class Plan:
         check_tied(self.graph, chosen)
         object.__setattr__(self, "layers", MappingProxyType(chosen))
         object.__setattr__(self, "row_shares", checked_shares(self.row_shares, size))
+        object.__setattr__(self, "shard_tokens", checked_tokens(self.shard_tokens, chosen))
         if not self.is_at_hand:
             return
         if any(choice.is_own for choice in chosen.values()):
@@ -85,11 +96,11 @@ class Plan:
 
     def __hash__(self) -> int:
         choices = tuple(self.layers.items())
-        rest = (self.batch_norm, self.rounds, self.row_shares)
+        rest = (self.batch_norm, self.rounds, self.row_shares, self.shard_tokens)
         return hash((self.graph, self.world_size, choices, *rest))
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("graph", "world_size", "batch_norm", "rounds", "row_shares")
+        names = ("graph", "world_size", "batch_norm", "rounds", "row_shares", "shard_tokens")
         return {**{name: getattr(self, name) for name in names}, "layers": dict(self.layers)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -111,6 +122,7 @@ class Plan:
         group_size: int | None = None,
         *,
         rounds: Rounds = "BK",
+        shard_tokens: Tokens = False,
     ) -> "Plan":
         """SplitBrain: replicated convolutions; linear layers and attention sharded in groups.
 
@@ -125,13 +137,15 @@ class Plan:
             world_size: the number of ranks.
             group_size: the number of ranks that share one copy of the sharded layers; None: all.
             rounds: the rounds of the sharded tail: "BK", "B" or "B/K".
+            shard_tokens: whether what lies between sharded layers is divided by tokens.
 
         Raises:
             PlanError: `group_size` does not divide `world_size`, or the sharded layers cannot run
                 in these rounds.
         """
         k = require_group(group_size, world_size)
-        return cls(graph, world_size, hybrid(graph, k), rounds=rounds)
+        layers = hybrid(graph, k)
+        return cls(graph, world_size, layers, rounds=rounds, shard_tokens=shard_tokens)
 
     @classmethod
     def filters(
@@ -299,6 +313,24 @@ class Plan:
         """
         return replace(self, row_shares=None if shares is None else tuple(shares))
 
+    def with_shard_tokens(self, tokens: Tokens = True) -> "Plan":
+        """The plan in which what lies between cut layers is divided by tokens, or by rows.
+
+        Between two cut layers a value [rows, tokens, features] has then some tokens of all rows of
+        the group on each rank, where each token is computed by itself: norms, dropout, residual
+        sums. A sum is scattered by tokens, and gathered before the next cut layer. Rows cost as
+        much traffic and memory, unless a group has fewer of them than ranks.
+
+        Args:
+            tokens: the relative tokens of each rank of a group; True: equal; False: own rows.
+
+        Raises:
+            PlanError: the shares are not one number >= 0 for each rank of a group, or all are zero.
+
+        Source: Megatron-LM's sequence parallelism (arXiv:2205.05198, sec. 4.2.2).
+        """
+        return replace(self, shard_tokens=tokens)
+
     def rows_of(self, count: int) -> tuple[int, ...]:
         """The rows that each rank has of a batch of `count` rows [ranks]."""
         return shared_out(count, self.row_shares, self.world_size)
@@ -323,7 +355,7 @@ class Plan:
         Raises:
             PlanError: an own scheme that is not at hand, or states what cannot be.
         """
-        return flow_of(self.graph, self.layers)
+        return flow_of(self.graph, self.layers, tokens=self.shard_tokens)
 
     @cached_property
     def evaluation(self) -> "Plan":
@@ -344,7 +376,7 @@ class Plan:
             for layer in graph.layers
             if layer.weights and layer.kind != "parameter"
         }
-        plan.__dict__["flow"] = flow_of(graph, plan.layers, held)
+        plan.__dict__["flow"] = flow_of(graph, plan.layers, held, self.shard_tokens)
         return plan
 
     def module_plan(self) -> ModulePlan:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 MOST_RANKS = 1 << 16
 """Ranks of a plan that is read: of more, to show it would take this process's memory."""
 
-_PLAN_KEYS = ("world_size", "batch_norm", "rounds", "row_shares", "model")
+_PLAN_KEYS = ("world_size", "batch_norm", "rounds", "row_shares", "shard_tokens", "model")
 
 
 class PlanFields(Protocol):
@@ -44,6 +44,9 @@ class PlanFields(Protocol):
     @property
     def row_shares(self) -> tuple[float, ...] | None: ...
 
+    @property
+    def shard_tokens(self) -> bool | tuple[float, ...]: ...
+
 
 def to_toml(plan: PlanFields) -> str:
     """A plan as TOML: the choices first, then the model's description."""
@@ -55,6 +58,8 @@ def to_toml(plan: PlanFields) -> str:
     }
     if plan.row_shares is not None:
         head["row_shares"] = plan.row_shares
+    if plan.shard_tokens:
+        head["shard_tokens"] = plan.shard_tokens
     choices = {name: _choice_entry(choice) for name, choice in plan.layers.items()}
     return (
         dump({"plan": head, "layers": choices})
@@ -101,6 +106,7 @@ def read(content: Mapping[str, Any], graph: Graph | None) -> dict[str, Any]:
         "batch_norm": head.get("batch_norm", "local"),
         "rounds": head.get("rounds", "BK"),
         "row_shares": head.get("row_shares"),
+        "shard_tokens": head.get("shard_tokens", False),
         "layers": {
             name: LayerPlan(
                 _scheme(choice.scheme), choice.group_size, choice.shares, choice.recompute

@@ -74,7 +74,8 @@ class _Layers:
         activations = [source for source in sources if tensors(source.meta["values"][0])]
         of_batch = [source for source in activations if source.meta["rows"]]
         module = self._module(node)
-        kind = "op" if meta["propagations"] else kind_of(node, module)  # cut as trying has shown
+        of_features = any(not way.of_tokens for way in meta["propagations"])
+        kind = "op" if of_features else kind_of(node, module)  # cut as trying has shown
         used = self._used(node)
         mine = [key for key in used if self.owner[key] is node]
         shared = next((self.names[self.owner[key]] for key in used if key not in mine), "")

@@ -9,10 +9,11 @@ from workbench.plan.errors import PlanError, alike, unknown
 from workbench.plan.extension.extension import extension_of, installed, name_of, named
 from workbench.plan.extension.own import Own, OwnObjectError
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.placement.division import is_share
+from workbench.plan.placement.division import checked_shares, is_share
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.mesh import group_sizes
 from workbench.plan.placement.placement import Replicate
+from workbench.plan.placement.propagated import Tokens
 from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.placement.schemes import (
     BUILT_IN,
@@ -151,6 +152,32 @@ def checked(
             if choice != LayerPlan():
                 chosen[layer.name] = choice
     return chosen
+
+
+def checked_tokens(tokens: Tokens, choices: Mapping[str, LayerPlan]) -> Tokens:
+    """Whether tokens are divided between cut layers, and how; equal shares are True.
+
+    Args:
+        tokens: what a plan says.
+        choices: the choices of its layers.
+
+    Raises:
+        PlanError: it is neither a truth value nor shares, or the groups have other sizes.
+    """
+    if isinstance(tokens, bool):
+        return tokens
+    if not isinstance(tokens, Sequence) or isinstance(tokens, str):
+        raise PlanError(
+            f"shard_tokens must be True, False, or the relative tokens of each rank of a group, "
+            f"got {tokens!r}"
+        )
+    for name, choice in choices.items():
+        if choice.group_size not in (1, len(tokens)):
+            raise PlanError(
+                f"shard_tokens: {len(tokens)} shares {tuple(tokens)}, and layer {name!r} has "
+                f"groups of {choice.group_size} ranks"
+            )
+    return checked_shares(tokens, len(tokens)) or True
 
 
 def require(graph: Graph, name: str, valid: Sequence[str] = ()) -> None:

@@ -10,6 +10,10 @@ Three passes over the graph:
     route     each edge whose two ends differ gets its conversions, and each edge over which a
               gradient comes back as summands gets the sum, as far up as it may wait.
 
+What a layer prefers is its own rows, where no later layer says otherwise. If tokens are divided, a
+layer that computes each token by itself prefers some tokens of all the group's rows, wherever cut
+layers read what it gives: so a pending sum is scattered by tokens, and gathered by tokens later.
+
 A gather is placed where its tensor is smallest: VGG at 32x32 pools 512 features to 25,088 just
 before its classifier, so the rows are gathered before that pool.
 """
@@ -21,9 +25,17 @@ from types import MappingProxyType
 
 from workbench.plan.graph import Graph, Layer, Weight
 from workbench.plan.placement.choice import LayerPlan, placed_by_scheme
-from workbench.plan.placement.layout import ROWS, Conversion, Gradient, Layout, route, volume
+from workbench.plan.placement.layout import ROWS, Conversion, Gradient, Layout, route
 from workbench.plan.placement.placement import Replicate, Shard
-from workbench.plan.placement.propagated import Ways, cut_through, read_each, read_first, read_whole
+from workbench.plan.placement.propagated import (
+    Tokens,
+    Ways,
+    by_tokens,
+    cut_through,
+    is_by_tokens,
+    read_whole,
+    way_of,
+)
 from workbench.plan.placement.rules import (
     CARRIES_PARTIAL,
     SPLITTABLE,
@@ -32,6 +44,7 @@ from workbench.plan.placement.rules import (
     before,
     can_keep,
     joins,
+    read_without_scheme,
 )
 
 
@@ -72,6 +85,9 @@ def place_weight(
     if choice is not None and choice.group_size > 1:
         division = choice.division(layer)
         return placed(choice.meant.holds(layer, weight, division, read.placement), k)
+    way = way_of(layer, read)
+    if way is not None and way[0].of_tokens:
+        return placed(Replicate(), 1)  # each rank's gradient is a summand, as with rows of its own
     if isinstance(read.placement, Shard):
         return placed(Shard(0, read.placement.sizes, read.placement.blocks), k)
     return placed(Replicate(), k)
@@ -92,6 +108,7 @@ class Placing:
         choices: the choices of its layers.
         held: the layouts in which these layers must read, since their weights are placed so
             already.
+        tokens: whether, and how, tokens are divided between cut layers.
     """
 
     def __init__(
@@ -99,10 +116,12 @@ class Placing:
         graph: Graph,
         choices: Mapping[str, LayerPlan],
         held: Mapping[str, Layout] = MappingProxyType({}),
+        tokens: Tokens = False,
     ) -> None:
         self.graph = graph
         self.choices = choices
         self.held = held
+        self.tokens = tokens
         # Of the layers that lie over a group by a scheme, the layout that they prefer to read.
         self.schemes = {
             name: placed_by_scheme(graph[name], choice, ROWS)[0]
@@ -136,8 +155,11 @@ class Placing:
             readers = self.graph.consumers[layer.name]
             wanted = preferred[readers[0]] if readers else ROWS
             by_scheme = self.schemes.get(layer.name)
+            by_tokens = self._by_tokens(layer, [preferred[name] for name in readers])
             if by_scheme is not None:
                 preferred[layer.name] = by_scheme
+            elif by_tokens is not None:
+                preferred[layer.name] = by_tokens
             elif wanted is ROWS or layer.kind in SPLITTABLE:
                 preferred[layer.name] = ROWS
             elif layer.kind in ("batch_norm", "add", "mul"):
@@ -147,6 +169,23 @@ class Placing:
             else:
                 preferred[layer.name] = before(layer, wanted)
         return preferred
+
+    def _by_tokens(self, layer: Layer, preferred: Sequence[Layout]) -> Layout | None:
+        """The layout of divided tokens, if a layer is to read and give it; None: it is not.
+
+        Args:
+            layer: the layer.
+            preferred: what its readers prefer.
+        """
+        shape = layer.output_shape
+        if not self.tokens or layer.kind in SPLITTABLE or len(shape) != 2:
+            return None
+        for one in preferred:
+            whole = one.group_size > 1 and one.placement == Replicate()
+            if whole or is_by_tokens(one, shape):
+                layout = by_tokens(shape, one.group_size, self.tokens)
+                return layout if can_keep(layer, layout) else None
+        return None
 
     def _gathered_early(self) -> dict[str, Layout]:
         """The layers without a scheme between a reader of whole groups and its cheapest gather."""
@@ -170,110 +209,6 @@ class Placing:
                 name = above.inputs[0]
             early.update({above.name: gathered for above in path[:cut]})
         return early
-
-
-def read_without_scheme(
-    graph: Graph, layer: Layer, coming: Sequence[Layout], preferred: Layout, gathered: Layout | None
-) -> Layout:
-    """The layout in which a layer without a scheme reads all its inputs.
-
-    Args:
-        graph: the graph that the layer is in.
-        layer: a layer that cannot be split by itself.
-        coming: the layouts of its inputs before any conversion.
-        preferred: the layout that its readers prefer it to read in.
-        gathered: the layout in which its input is gathered already for a later layer; None: it is
-            not.
-    """
-    if layer.of_type:
-        return coming[0]
-    if not layer.inputs or layer.rows == 0 or layer.kind in ("parameter", "size"):
-        return ROWS
-    if layer.name in graph.shares_weights:
-        return ROWS  # one placement for all that use the weights
-    if gathered is not None:
-        return gathered
-    if preferred is ROWS and all([layout is ROWS for layout in coming]):
-        return ROWS  # as most layers of most plans
-    if layer.kind in (*UNARY, "batch_norm"):
-        if can_keep(layer, coming[0]):
-            return coming[0]
-        return preferred if can_keep(layer, preferred) else ROWS
-    if layer.kind in ("add", "mul"):
-        shapes = [graph.shape_of(name) for name in layer.inputs]
-        every = (preferred, *coming, ROWS)
-        candidates = [layout for layout in every if _shared(layer, shapes, layout)]
-        return _least(graph, candidates, layer, coming, preferred)
-    if layer.propagations and any(isinstance(layout.placement, Shard) for layout in coming):
-        return _cut_as_it_comes(graph, layer, coming, preferred)
-    return _rows_or_whole(graph, layer, coming, preferred)
-
-
-def _cut_as_it_comes(
-    graph: Graph, layer: Layer, coming: Sequence[Layout], preferred: Layout
-) -> Layout:
-    """The layout of an operation that may be cut, and of which an input comes so.
-
-    A cut of the first tensor is kept: that may be several tensors, which are not converted.
-    """
-    candidates = [
-        read_first(layer, index, layout)
-        for index, layout in enumerate(coming)
-        if isinstance(layout.placement, Shard)
-    ]
-    first = next(x for x, name in zip(coming, layer.inputs, strict=True) if graph.rows_of(name))
-    if first in candidates:
-        return first
-    return _least(graph, (*candidates, ROWS), layer, coming, preferred)
-
-
-def _rows_or_whole(
-    graph: Graph, layer: Layer, coming: Sequence[Layout], preferred: Layout
-) -> Layout:
-    """The layout of a layer that reads whole samples: own rows, or all rows of the group.
-
-    All rows if its inputs have that layout; and if it joins features of the group and that is no
-    more traffic, as in a dense network, whose readers share what was gathered once.
-    """
-    first = coming[0]
-    if first.placement == Replicate() and all(layout == first for layout in coming):
-        return first
-    met = any(layout.group_size == preferred.group_size for layout in coming)
-    if not joins(layer) or preferred == ROWS or not met:
-        return ROWS
-    return _least(graph, (preferred, ROWS), layer, coming, preferred)
-
-
-def _least(
-    graph: Graph,
-    candidates: Sequence[Layout],
-    layer: Layer,
-    coming: Sequence[Layout],
-    preferred: Layout,
-) -> Layout:
-    """The one of these input layouts with the least traffic before and after the layer."""
-    different = list(dict.fromkeys(candidates))
-    if len(different) == 1:
-        return different[0]
-
-    shapes = [graph.shape_of(name) for name in layer.inputs]
-
-    def elements(target: Layout) -> float:
-        each = read_each(layer, target, shapes)
-        there = sum(map(volume, coming, each, shapes))
-        return there + volume(after(layer, target), preferred, layer.output_shape)
-
-    return min(different, key=elements)
-
-
-def _shared(layer: Layer, shapes: Sequence[tuple[int, ...]], layout: Layout) -> bool:
-    """Whether all inputs of an addition or product can have this layout at once."""
-    if not isinstance(layout.placement, Shard):
-        return can_keep(layer, layout)
-    dim = layout.placement.dim
-    return all(len(shape) >= dim and len(shape) == len(shapes[0]) for shape in shapes) and all(
-        shape[dim - 1] == layout.placement.extent for shape in shapes
-    )
 
 
 @dataclass(frozen=True)
@@ -314,6 +249,7 @@ def flow_of(
     graph: Graph,
     choices: Mapping[str, LayerPlan],
     held: Mapping[str, Layout] = MappingProxyType({}),
+    tokens: Tokens = False,
 ) -> Flow:
     """Places every activation and weight of `graph` under `choices`; other layers are replicated.
 
@@ -321,12 +257,13 @@ def flow_of(
         graph: the model.
         choices: the choices of its layers.
         held: the layouts in which these layers must read, whatever their inputs' layouts.
+        tokens: whether, and how, tokens are divided between cut layers.
     """
-    placing = Placing(graph, choices, held)
+    placing = Placing(graph, choices, held, tokens)
     placing.place()
     free = [layer for layer in graph.layers if layer.name not in placing.schemes]
     ways, apart = cut_through(graph, free, placing.inputs)
-    for name in ways:
+    for name in (name for name, (way, _) in ways.items() if not way.of_tokens):
         of_group = Layout(placing.inputs[name].group_size, Replicate())
         for one in read_whole(graph, graph[name]):
             placing.inputs[one.name] = placing.outputs[one.name] = of_group

@@ -71,19 +71,22 @@ class Conversion:
     def name(self) -> str:
         """The operation of the forward pass: the collective, and the dimension that it moves."""
         source, target = self.source, self.target
+        cut = target.placement if isinstance(target.placement, Shard) else source.placement
+        tokens = len(self.shape) == 2 and isinstance(cut, Shard) and cut.dim == 1
+        pieces = "tokens" if tokens else "features"
         match source.placement, target.placement:
             case _ if source == target:
                 return "copy_to"
             case Partial(), Replicate() if target != ROWS:
                 return "all_reduce"
             case Partial(), _:
-                return "reduce_scatter_rows" if target == ROWS else "reduce_scatter_features"
+                return "reduce_scatter_rows" if target == ROWS else f"reduce_scatter_{pieces}"
             case Replicate(), Replicate():
                 return "all_gather_rows" if source == ROWS else "slice_rows"
             case Shard(), Replicate() if target != ROWS:
-                return "all_gather_features"
+                return f"all_gather_{pieces}"
             case Replicate(), Shard() if source != ROWS:
-                return "slice_features"
+                return f"slice_{pieces}"
             case _:
                 return "all_to_all"
 
@@ -106,10 +109,13 @@ _VOLUME = {
     "copy_to": 0.0,
     "slice_rows": 0.0,
     "slice_features": 0.0,
+    "slice_tokens": 0.0,
     "all_gather_rows": 1.0,
     "all_gather_features": 1.0,
+    "all_gather_tokens": 1.0,
     "reduce_scatter_rows": 1.0,
     "reduce_scatter_features": 1.0,
+    "reduce_scatter_tokens": 1.0,
     "all_reduce": 2.0,
 }
 

@@ -177,6 +177,11 @@ def _check(plan: PlanOfModules) -> None:
             f"rows are {':'.join(f'{share:g}' for share in plan.row_shares)}, and torch's Shard(0) "
             "means equal ones; plan.with_rows(None) has these"
         )
+    if plan.shard_tokens:
+        raise PlanError(
+            "shard_tokens divides tokens between cut layers, which this export does not say; "
+            "plan.with_shard_tokens(False) has own rows there"
+        )
     normed = [layer.name for layer in plan.graph.layers if layer.of_batch]
     if plan.batch_norm == "synchronized" and normed:
         raise PlanError(
@@ -232,7 +237,8 @@ def _stays(plan: PlanOfModules, split: Mapping[str, LayerPlan], name: str) -> bo
             continue
         cut = isinstance(plan.flow.outputs[reader].placement, Shard)
         several = len(set(plan.graph[reader].inputs)) > 1
-        counts = bool(plan.graph[reader].propagations)  # heads, which are fewer on a rank
+        ways = plan.graph[reader].propagations
+        counts = any(not way.of_tokens for way in ways)  # heads, which are fewer on a rank
         if plan.flow.edges[name, reader] or not cut or several or counts:
             return False
         if not _stays(plan, split, reader):

@@ -4,10 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.layout import ROWS, Layout
-from workbench.plan.placement.placement import Replicate, Shard
+from workbench.plan.placement.placement import Replicate, Shard, apportion
 from workbench.plan.placement.propagation import Propagation
 
 Ways = dict[str, tuple[Propagation, tuple[int, ...]]]
+
+Tokens = bool | tuple[float, ...]
+"""Whether tokens are divided between cut layers; or their relative numbers, for each rank of a
+group."""
 
 
 def cut_through(
@@ -100,6 +104,28 @@ def read_each(layer: Layer, read: Layout, shapes: Sequence[tuple[int, ...]]) -> 
         Layout(read.group_size, _cut(shape, cut, way.pieces, counts)) if cut else whole
         for cut, shape in zip(way.inputs, shapes, strict=True)
     )
+
+
+def by_tokens(shape: tuple[int, ...], group_size: int, tokens: Tokens) -> Layout:
+    """The layout over a group in which each rank has some tokens of all the group's rows.
+
+    Args:
+        shape: that of one sample [tokens, features].
+        group_size: the ranks of a group.
+        tokens: the relative tokens of each rank of the group; True: equal ones.
+    """
+    shares = (1,) * group_size if isinstance(tokens, bool) else tokens
+    return Layout(group_size, Shard(1, apportion(shape[0], shares)))
+
+
+def is_by_tokens(layout: Layout, shape: tuple[int, ...]) -> bool:
+    """Whether a layout of [rows, tokens, features] divides the tokens.
+
+    Args:
+        layout: the layout.
+        shape: that of one sample.
+    """
+    return len(shape) == 2 and isinstance(layout.placement, Shard) and layout.placement.dim == 1
 
 
 def way_of(layer: Layer, read: Layout) -> tuple[Propagation, tuple[int, ...]] | None:

@@ -21,6 +21,10 @@ class Propagation:
         scaled: the places of those numbers among the arguments that count what is cut: of fewer
             pieces they are less, as the 12 in `x.view(batch, tokens, 12, 64)`.
         drawn: the dimension along which the random tensors that it draws are cut; 0: it draws none.
+        of_tokens: whether that is dimension 1 of [rows, tokens, features], and each token is
+            computed by itself.
+        sliced: of inputs without rows, that all ranks have whole, (place, dimension) of those of
+            which a rank takes its tokens, such as positions [tokens, features].
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -28,6 +32,8 @@ class Propagation:
     pieces: int
     scaled: tuple[int, ...] = ()
     drawn: int = 0
+    of_tokens: bool = False
+    sliced: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

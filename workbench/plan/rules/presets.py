@@ -150,8 +150,9 @@ def _comes_cut(graph: Graph, name: str, choices: Mapping[str, LayerPlan]) -> boo
     if name in choices:
         return choices[name].scheme == "shard_out"
     layer = graph[name]
-    if layer.propagations:
-        read = {i for way in layer.propagations for i, cut in enumerate(way.inputs) if cut}
+    ways = [way for way in layer.propagations if not way.of_tokens]
+    if ways:
+        read = {i for way in ways for i, cut in enumerate(way.inputs) if cut}
         return all(_comes_cut(graph, layer.inputs[index], choices) for index in read)
     follows = layer.kind in ("elementwise", "dropout", "add", "mul")
     readers = [one for one in graph.consumers[name] if not graph[one].of_type]

@@ -13,6 +13,9 @@ Query, key and value may be one linear layer: its features are three blocks, cut
 
 A parameter that such an operation reads whole, as the weight of a norm of heads, learns from the
 pieces of all ranks: its gradient is summed over them, so no other operation may read it.
+
+What computes each token of [rows, tokens, features] by itself, as a norm of features, may be cut by
+tokens, wherever it stands; the weights of a module that does so are whole.
 """
 
 import math
@@ -20,7 +23,9 @@ import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -40,6 +45,7 @@ Cut = tuple[int, ...]
 
 _BLOCKS = (1, 2, 3)
 _SAMPLES: Samples = (1, 2)
+_BY_TOKENS: Cut = (1, 1)
 _ALONE = (1, 1)  # (first, number) of the piece that is tried by itself
 _KEPT = ("elementwise", "dropout")  # the kinds that keep a cut
 _MET = ("add", "mul")  # those that keep a cut that both inputs have, which are of one shape
@@ -91,6 +97,8 @@ class _Search:
                 node.meta["propagations"] = tuple(kept)
             elif self._is_linear(node) and self._weight(node) not in self._shared:
                 node.meta["units"] = self._units(node, wanted[node])
+        for node in self.graph.nodes:
+            node.meta["propagations"] += self._by_tokens(node)
 
     def _forward(self, node: Node) -> dict[Cut, int]:
         """The cuts that a node's value may have, from those of what it reads."""
@@ -127,7 +135,7 @@ class _Search:
             above = node
             while _is_size(above):
                 above = above.all_input_nodes[0]
-            if not (self.coming[above] or self.traced.kinds.get(above) == "embedding"):
+            if not (self.coming[above] or _tokens(above)):
                 continue
             if rows is None:
                 with self.graph.inserting_after(others[-1] if others else first):
@@ -169,6 +177,52 @@ class _Search:
                 each = value.shape[-1] // blocks
                 return (0 if blocks == 1 and pieces == each else pieces), blocks, units_in
         return 0, 1, units_in
+
+    def _by_tokens(self, node: Node) -> tuple[Propagation, ...]:
+        """The way in which an operation may be cut by tokens, where its kind does not say so."""
+        of_kind = ("linear", "embedding", *_KEPT)
+        if not _tokens(node) or self.traced.kinds.get(node) in of_kind or node.meta["draws"]:
+            return ()
+        if node.op == "call_module" and not self._holds_plain_weights(node):
+            return ()
+        cuts: list[Cut] = []
+        sliced: list[tuple[int, int]] = []
+        for place, source in enumerate(reader_inputs(node)):
+            counts = _is_size(source) and not _is_type(source) and source.meta["values"] != BATCHES
+            if counts or (_has_rows(source) and _tokens(source) != _tokens(node)):
+                return ()
+            dim = 0 if _is_size(source) else _first(source).ndim - 2
+            if _has_rows(source):
+                cuts.append(_BY_TOKENS)
+            elif dim >= 0 and not _is_size(source) and _first(source).shape[dim] == _tokens(node):
+                cuts.append((dim, 1))
+                sliced.append((place, dim))
+            else:
+                cuts.append(())
+        if _BY_TOKENS not in cuts:
+            return ()
+        key = f"tokens of {self._call(node)}"
+        if key not in self._tried:
+            tried = _Trial(node, self.traced).ways(cuts, _tokens(node))
+            ways = (way for way in tried if way.output == _BY_TOKENS and way.pieces > 1)
+            self._tried[key] = tuple(
+                replace(
+                    way,
+                    inputs=tuple(
+                        () if (place, *cut[:1]) in sliced else cut
+                        for place, cut in enumerate(way.inputs)
+                    ),
+                    of_tokens=True,
+                    sliced=tuple(sliced),
+                )
+                for way in islice(ways, 1)
+            )
+        return self._tried[key]
+
+    def _holds_plain_weights(self, node: Node) -> bool:
+        """Whether all that a module holds are parameters of its own: no buffers, no parts'."""
+        module = self.traced.root.get_submodule(str(node.target))
+        return not (any(map(has_tensors, module.children())) or [*module.buffers()])
 
     def _weight(self, node: Node) -> int:
         """What tells a linear layer's or an embedding's weight from others."""
@@ -325,8 +379,9 @@ class _Trial:
         dims = self.node.meta["draws"]
         with drawing(TrialDraws(dims, _SAMPLES, 0, part)) if dims else nullcontext():
             read_args, read_kwargs = map_arg((args, kwargs), read)
-            target, root = self.node.target, self.traced.root
-            value = called(self.node.op, target, root, read_args, read_kwargs)
+            module, target = self.probe.module(), self.node.target
+            root, kind = module or self.traced.root, "" if module else self.node.op
+            value = called(kind, target, root, read_args, read_kwargs)
             return cleared(self.node, read_args, value)
 
     def _value(self, source: Node) -> Any:
@@ -415,6 +470,14 @@ def _kept(kind: str, cuts: Mapping[Cut, int]) -> dict[Cut, int]:
 
 def _has_rows(source: Node) -> bool:
     return bool(tensors(source.meta["values"][0])) and source.meta["rows"] == 1
+
+
+def _tokens(node: Node) -> int:
+    """The tokens of a value [rows, tokens, features]; 0: it is none."""
+    value = node.meta["values"][0] if "values" in node.meta else None
+    if not isinstance(value, Tensor) or value.ndim != 3 or node.meta["rows"] != 1:
+        return 0
+    return value.shape[1]
 
 
 def _is_size(source: Node) -> bool:
