@@ -181,7 +181,7 @@ def _verified(cluster: Cluster, graph: Graph) -> dict[str, Cell]:
     ):
         try:
             found = cluster.verify(plan.with_batch_norm("synchronized"), precision="fp64")
-        except RunError as error:
+        except Exception as error:  # one model's failure must not hide all others
             return {"exact": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
         worst = max(worst, *(difference.error for difference in found.differences))
         exact = exact and found.exact

@@ -9,6 +9,7 @@ from workbench.plan.html import frame_of, table, text_table
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import Flow, heads_of
 from workbench.plan.placement.placement import Replicate
+from workbench.plan.placement.propagated import is_by_tokens
 from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.rules.presets import explained
 from workbench.plan.serial import PlanFields
@@ -66,7 +67,8 @@ def headline(plan: ShownPlan) -> str:
     shown = ", ".join(split[:4]) + (f", ... {len(split) - 4} more" if len(split) > 4 else "")
     return (
         f"<Plan {plan.graph.source.name} on {plan.world_size} ranks: "
-        f"{shown or 'data parallel'}{rounds_of(plan)}{rows_of(plan)}{recomputed_of(plan)}>"
+        f"{shown or 'data parallel'}{rounds_of(plan)}{rows_of(plan)}{tokens_of(plan)}"
+        f"{recomputed_of(plan)}>"
     )
 
 
@@ -103,7 +105,7 @@ def as_html(plan: ShownPlan) -> str:
     label = f"parameters that each of {plan.world_size} ranks holds"
     return (
         f"<div><p><b>{escape(plan.graph.source.name)}</b> on {plan.world_size} ranks"
-        f"{escape(rounds_of(plan))}{rows_of(plan)}{recomputed_of(plan)}. "
+        f"{escape(rounds_of(plan))}{rows_of(plan)}{tokens_of(plan)}{recomputed_of(plan)}. "
         f"{escape(_totals(plan))}</p>"
         f"{svg.image(pieces_svg(plan), label)}{table(_HEAD, rows)}"
         + (f"<p>{reasons}</p>" if reasons else "")
@@ -124,6 +126,19 @@ def rows_of(plan: ShownPlan) -> str:
     """The rows in a plan's headline; empty where all ranks have the same."""
     shares = plan.row_shares
     return "" if shares is None else f", rows {':'.join(f'{share:g}' for share in shares)}"
+
+
+def tokens_of(plan: ShownPlan) -> str:
+    """The tokens in a plan's headline, and how many layers see some; empty where rows are own."""
+    shares = plan.shard_tokens
+    if not shares:
+        return ""
+    each = "" if shares is True else f" {':'.join(f'{share:g}' for share in shares)}"
+    if not plan.is_at_hand:
+        return f", tokens{each} divided"
+    inputs, layers = plan.flow.inputs, plan.graph.layers
+    count = sum(is_by_tokens(inputs[one.name], one.input_shape) for one in layers)
+    return f", tokens{each} of {count} layer{'s' * (count != 1)} divided"
 
 
 def rounds_of(plan: ShownPlan) -> str:

@@ -75,7 +75,7 @@ class SearchResult:
         plan: the best plan found.
         prediction: the prediction of this plan.
         bound: a lower bound in seconds: no plan that was asked for and fits is predicted to take
-            less.
+            less; plans that divide tokens are left out of it.
         seconds: the seconds that the search took.
         memory_limit: the memory limit of a rank, in bytes.
         judged: the number of plans that were predicted in full.

@@ -15,6 +15,10 @@ against predicted step time.
 
 Recomputing layers only costs time, and is done only where the limit requires it. Rounds save memory
 too, and overlap a gather with computation.
+
+The bound is one of plans whose ranks have own rows between cut layers. To divide tokens instead
+(`Plan.shard_tokens`) moves as much; it is tried on what was found, and gains where a batch has
+fewer rows than ranks.
 """
 
 import time
@@ -88,6 +92,7 @@ class PlanSearch:
             bound = self._prove(tightest.mix)
         if self.evaluator.tight and not self._enumerable:
             bound = max(bound, self._bound_under_limit())
+        self._judge_tokens()
         best = self.evaluator.best
         if best is None:  # all have been judged
             raise self._refusal(float("inf"))
@@ -206,6 +211,19 @@ class PlanSearch:
         except RoundsError:
             return []
         return [self.evaluator.evaluate(plan.with_rounds(rounds)) for rounds in _IN_ROUNDS]
+
+    def _judge_tokens(self) -> None:
+        """Evaluates the best plan with divided tokens; the presets too, where ranks lack rows."""
+        layers, best = self.question.graph.layers, self.evaluator.best
+        if best is None or not any(way.of_tokens for one in layers for way in one.propagations):
+            return
+        plans = [best.plan]
+        if np.min(micro_batches(self.question.experiment)) == 0:
+            plans += [p for p in self._presets() if self.trellis.path(p.layers) is not None]
+        for plan in plans:
+            divided = plan.with_shard_tokens()
+            if divided.flow != plan.flow:
+                self.evaluator.evaluate(divided)
 
     def _presets(self) -> Iterator[Plan]:
         graph, world = self.question.graph, self.question.world_size

@@ -161,7 +161,7 @@ class PlanEditor(Widget):
             return self.plan
 
     def edit_plan(self, field: str, value: Any) -> Plan:
-        """Gives the whole plan another "world_size", "rounds", "batch_norm" or "rows".
+        """Gives the whole plan another "world_size", "rounds", "batch_norm", "rows" or "tokens".
 
         Raises:
             PlanError: it cannot be; the field is marked, and the plan stays as it is.

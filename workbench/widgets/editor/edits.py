@@ -11,15 +11,18 @@ from workbench.plan.extension.own import Own
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan, check
 from workbench.plan.placement.mesh import group_sizes
+from workbench.plan.placement.propagated import Tokens
 from workbench.plan.placement.schemes import schemes_of
 from workbench.plan.placement.tail import RoundsError
 from workbench.plan.placement.tied import together
 from workbench.plan.plan import Plan
 from workbench.plan.rules.rule import GroupRule, Rule, plan_by
 
+EQUAL = "equal"
+
 # What can be said of a layer, and of a whole plan.
 FIELDS = ("scheme", "group", "shares", "recompute")
-WHOLE = ("world_size", "rounds", "batch_norm", "rows")
+WHOLE = ("world_size", "rounds", "batch_norm", "rows", "tokens")
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def edited(plan: Plan, layers: Sequence[str], field: str, value: Any) -> Edited:
 
 
 def whole(plan: Plan, field: str, value: Any) -> Edited:
-    """The plan with another world size, rounds, mode of batch norm, or shares of rows.
+    """The plan with another world size, rounds, mode of batch norm, or shares of rows or tokens.
 
     Args:
         plan: the plan as it is.
@@ -91,6 +94,7 @@ def whole(plan: Plan, field: str, value: Any) -> Edited:
         "rounds": lambda: plan.with_rounds(value),
         "batch_norm": lambda: plan.with_batch_norm(value),
         "rows": lambda: plan.with_rows(shares_of(value)),
+        "tokens": lambda: plan.with_shard_tokens(tokens_of(value)),
     }
     if field not in makers:
         raise PlanError(unknown("field", field, WHOLE))
@@ -126,6 +130,24 @@ def shares_of(text: Any) -> tuple[float, ...] | None:
         return tuple(float(word) if "." in word or "e" in word else int(word) for word in words)
     except ValueError:
         raise PlanError(f"shares are numbers such as '3 1', got {text!r}") from None
+
+
+def tokens_of(text: Any) -> Tokens:
+    """Divided tokens from what people write: "equal", shares, or nothing for rows of one's own.
+
+    Raises:
+        PlanError: something else.
+    """
+    if str(text).strip().lower() == EQUAL:
+        return True
+    return shares_of(text) or False
+
+
+def tokens_text(tokens: Tokens) -> str:
+    """The same as text."""
+    if isinstance(tokens, bool):
+        return EQUAL if tokens else ""
+    return " ".join(f"{share:g}" for share in tokens)
 
 
 def options_of(world_size: int) -> list[int]:

@@ -185,10 +185,13 @@ const WORDS = {
   all_reduce: "all-reduce",
   reduce_scatter_rows: "reduce-scatter into rows",
   reduce_scatter_features: "reduce-scatter into features",
+  reduce_scatter_tokens: "reduce-scatter into tokens",
   all_gather_rows: "all-gather of rows",
   all_gather_features: "all-gather of features",
+  all_gather_tokens: "all-gather of tokens",
   slice_rows: "slices rows",
   slice_features: "slices features",
+  slice_tokens: "slices tokens",
   all_to_all: "all-to-all",
 };
 

@@ -158,6 +158,7 @@ class EditorModel:
             "rules": self.offered.menu(),
             "rounds": list(ROUNDS),
             "norms": list(BATCH_NORMS),
+            "tokens": any(w.of_tokens for one in plan.graph.layers for w in one.propagations),
         }
         self._columns = cells(plan)
         self._values: dict[str, Any] = {
@@ -299,6 +300,7 @@ class EditorModel:
             rounds=plan.rounds,
             batch_norm=plan.batch_norm,
             rows=shares_text(plan.row_shares),
+            tokens=edits.tokens_text(plan.shard_tokens),
             undo=self.history.undoes,
             redo=self.history.redoes,
             last=self.history.now.what,

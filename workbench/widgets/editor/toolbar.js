@@ -41,6 +41,7 @@ export function toolbar(store, table) {
   const world = field("ranks", "", plan("world_size"), whole);
   const batch = field("batch size", "", (value) => store.send({ type: "batch_size", value: Number(value) }), whole);
   const rows = field("rows per rank", "equal", plan("rows"), { size: 8, title: "relative rows of a batch for each rank, such as 3 1 1 1" });
+  const tokens = field("tokens per rank", "own rows", plan("tokens"), { size: 8, title: "between cut layers: the tokens of all the group's rows are divided, equal, or by relative numbers such as 3 1 (sequence parallelism)" });
   const rounds = choice("rounds", plan("rounds"));
   const norm = choice("batch norm", plan("batch_norm"));
   const rank = choice("rank whose figures are shown", (value) => store.send({ type: "rank", rank: value === "fullest" ? null : Number(value) }));
@@ -52,6 +53,7 @@ export function toolbar(store, table) {
     rounds: labelled("rounds", rounds, "rounds"),
     batch_norm: labelled("batch norm", norm, "batch_norm"),
     rows: labelled("rows", rows, "rows"),
+    tokens: labelled("tokens", tokens, "tokens"),
   };
 
   const filter = element("input", { type: "search", placeholder: "Filter: name, kind, scheme, “converts”", "aria-label": "filter layers", spellcheck: "false" });
@@ -72,7 +74,7 @@ export function toolbar(store, table) {
   rank.node.addEventListener("change", () => { shown = rank.node.value; });
 
   const draw = () => {
-    const { values, static: { rounds: every, norms, rules } } = store.state;
+    const { values, static: { rounds: every, norms, rules, tokens: divisible } } = store.state;
     offer(values.world_size, values.groups, rules);
     undo.disabled = values.undo === null;
     undo.title = values.undo === null ? "nothing to undo" : `take back: ${values.undo}`;
@@ -83,6 +85,8 @@ export function toolbar(store, table) {
     batch.update(String(values.batch_size), refused("batch_size"));
     batch.node.title = `samples of a step over all ranks; ${values.setting}`;
     rows.update(values.rows, refused("rows"));
+    tokens.update(values.tokens, refused("tokens"));
+    fields.tokens.hidden = !divisible;
     rounds.update(every, values.rounds);
     norm.update(norms, values.batch_norm);
     const ranks = (values.predicted?.ranks ?? []).map((one) => String(one.rank));
