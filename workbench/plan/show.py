@@ -133,7 +133,7 @@ def tokens_of(plan: ShownPlan) -> str:
     shares = plan.shard_tokens
     if not shares:
         return ""
-    each = "" if shares is True else f" {':'.join(f'{share:g}' for share in shares)}"
+    each = "" if isinstance(shares, bool) else f" {':'.join(f'{share:g}' for share in shares)}"
     if not plan.is_at_hand:
         return f", tokens{each} divided"
     inputs, layers = plan.flow.inputs, plan.graph.layers

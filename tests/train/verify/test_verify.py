@@ -280,3 +280,29 @@ def test_the_worst_is_measured_by_its_tolerance():
     tight = Difference("output", "y", 0, 1.1e-4, 0.0)
     wide = Difference("weight", "w", 0, 5e-2, 1e-2)
     assert Verification("net", "fp32", 1, (wide, tight)).worst == tight
+
+
+class InSinglePrecision(nn.Module):
+    """Computes a norm in fp32, whatever the model's precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(6, 12), nn.Linear(12, 5)
+        self.weight = nn.Parameter(torch.ones(12))
+
+    def forward(self, x):
+        y = self.into(x).to(torch.float32)
+        y = y * y.pow(2).mean(-1, keepdim=True).rsqrt() * self.weight.to(torch.float32)
+        return self.out(y.to(x.dtype))
+
+
+@pytest.mark.parametrize("mistake", ["none", "gradients that are not summed"])
+def test_what_a_model_rounds_by_itself_is_told_from_a_mistake(on_ranks, tmp_path, mistake):
+    of = Plan.data_parallel(trace(InSinglePrecision(), input_shape=(6,)), 2, (3, 1))
+    module = InSinglePrecision()
+    found = verified(on_ranks, tmp_path, mistake, of=of, module=module, repeat=False)
+    assert found.of("gradient").error > 1e-9
+    assert 1e-9 < found.tolerance("gradient") < 1e-5
+    assert found.tolerance("output") == 1e-10
+    assert found.exact == (mistake == "none"), found
+    assert "computes in fp32 by itself" in found._repr_html_()

@@ -27,6 +27,12 @@ ROUNDED = (
 )
 
 
+NARROW = (
+    "the model computes in fp32 by itself, and the order of its rows alone moves it by more than "
+    "1e-10: the tolerance is 10 times that"
+)
+
+
 @dataclass(frozen=True)
 class Difference:
     """How far one tensor of the split model is from the unsplit one's.
@@ -44,8 +50,9 @@ class Difference:
             weights, buffers and each state of the optimizer, after several steps, it is the largest
             of the model's; for a loss or an accuracy it is 1, or the loss if that is more.
         rounding: how far the unsplit model in fp32 is from itself in fp64, measured alike: what no
-            order of summation can be expected to beat. In fp64 zero. For "repeat", what the kernels
-            of the ranks' devices leave open: on CPUs nothing.
+            order of summation can be expected to beat. In fp64 zero, but for a model that computes
+            in fp32 by itself. For "repeat", what the kernels of the ranks' devices leave open: on
+            CPUs nothing.
     """
 
     what: str
@@ -209,7 +216,7 @@ class Verification:
         verdict = "exact &#10003;" if self.exact else "not exact &#10007;"
         said = (*self._said, *self.notes)
         if any(self.tolerance(kind) > TOLERANCE[self.precision] for kind in self.kinds):
-            said = (*said, ROUNDED)
+            said = (*said, ROUNDED if self.precision == "fp32" else NARROW)
         notes = "".join(f"<br>{escape(note)}" for note in said)
         return (
             f"<div><p><b>{escape(self.model)}</b>, {self.precision}, {self.steps} steps: "
