@@ -1,5 +1,7 @@
 """Ways of writing a model that ordinary code has, and that move or hide what a plan looks at."""
 
+from typing import Any
+
 from tests.oracle.cases import Case, Cut, Run
 from tests.oracle.models import Net
 
@@ -27,7 +29,60 @@ TIED = Net(
 )
 UNTIED = Net((5,), tuple(x.format(bias=False) for x in _LANGUAGE), _NEXT_TOKENS, vocabulary=11)
 
+_BLOCK = (
+    "x = x + self.m5(self.m4(F.gelu(self.m3(self.m2(x)))))",
+    "x = x + self.m7(self.m6(x * (x * x).mean(-1, keepdim=True).rsqrt() * self.own))",
+)
+BLOCKS = Net(
+    (5,),
+    (
+        "self.m1 = nn.Embedding(11, 8)",
+        "self.at = nn.Parameter(torch.rand(5, 8))",
+        "self.own = nn.Parameter(torch.rand(8))",
+        "self.m2, self.m3, self.m4 = nn.LayerNorm(8), nn.Linear(8, 12), nn.Linear(12, 8)",
+        "self.m5, self.m6, self.m7 = nn.Dropout(0.2), nn.Linear(8, 8), nn.Linear(8, 8)",
+        "self.m8, self.head = nn.RMSNorm(8), nn.Linear(8, 11)",
+    ),
+    ("x = self.m1(x) + self.at", *_BLOCK, "x = self.head(self.m8(x))"),
+    vocabulary=11,
+)
+
+
+def _by_tokens(world: int, tokens: bool | tuple[float, ...], **others: Any) -> Cut:
+    """Pairs of column and row, with tokens divided between them."""
+    schemes = dict(m1="shard_in", m3="shard_out", m4="shard_in", m6="shard_out", m7="shard_in")
+    every = {**schemes, "head": "shard_out"}
+    layers = tuple((name, scheme, world, None) for name, scheme in every.items())
+    return Cut(world, layers, tokens=tokens, **others)
+
+
 WRITTEN = {
+    "divided tokens": Case(BLOCKS, _by_tokens(2, True), Run(accumulate=2, steps=3)),
+    "divided tokens, of one rank none, of fewer rows than ranks": Case(
+        BLOCKS, _by_tokens(3, (2, 0, 1)), Run(batch_size=2, optimizer="AdamW(lr=0.01)")
+    ),
+    "divided tokens, recomputed, clipped, sharded": Case(
+        BLOCKS,
+        _by_tokens(2, (3, 1), recompute=("m2", "m8"), rows=(1, 2)),
+        Run(clip=(("clip_norm", 0.5),), shard=True, optimizer="AdamW(lr=0.01)"),
+    ),
+    "divided tokens, resumed, pipelined": Case(
+        BLOCKS,
+        _by_tokens(2, True),
+        Run(steps=3, checkpoint_every=1, sync="Pipelined(width=2)"),
+        "resumed",
+    ),
+    "divided tokens, from rows to tokens": Case(
+        BLOCKS,
+        _by_tokens(2, False),
+        Run(steps=3, optimizer="SGD(lr=0.1, momentum=0.9)"),
+        "re-cut",
+        _by_tokens(2, (1, 3)),
+    ),
+    "divided tokens, in bf16": Case(BLOCKS, _by_tokens(2, True), Run(precision="bf16")),
+    "divided tokens, a server": Case(
+        BLOCKS, _by_tokens(2, True), Run(sync="ParameterServer(server=1)")
+    ),
     "next tokens, the vocabulary cut": Case(
         TIED,
         Cut(3, (("m1", "shard_in", 3, (2, 0, 1)),), rows=(2, 0, 1)),

@@ -1,5 +1,7 @@
 """What lies between cut layers, divided by tokens: sequence parallelism."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -143,3 +145,18 @@ def test_images_have_no_tokens():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten())
     plan = wb.Plan.filters(wb.trace(net, input_shape=(3, 8, 8)), 2)
     assert plan.with_shard_tokens().flow == plan.flow
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sync", "reason"),
+    [
+        (True, wb.LocalSGD(every=2), "'add' has some tokens.*under LocalSGD weights step before"),
+        (False, wb.LocalSGD(every=2), None),
+        (True, wb.Pipelined(width=2), None),
+        (True, wb.ParameterServer(), None),
+    ],
+)
+def test_weights_that_step_before_the_sum_are_refused(plan, tokens, sync, reason):
+    given = dict(plan=plan.with_shard_tokens(tokens), sync=sync, data="synthetic", steps=1)
+    with nullcontext() if reason is None else pytest.raises(wb.ExperimentError, match=reason):
+        wb.Experiment(**given, optimizer="sgd", batch_size=4)

@@ -79,6 +79,9 @@ def test_rounds_that_are_no_longer_possible_fall_back():
         ("batch_norm", "synchronized", HYBRID.with_batch_norm("synchronized")),
         ("rows", "3:1:1:1", HYBRID.with_rows((3, 1, 1, 1))),
         ("rows", "", HYBRID),
+        ("tokens", "equal", HYBRID.with_shard_tokens()),
+        ("tokens", "3:1:1:1", HYBRID.with_shard_tokens((3, 1, 1, 1))),
+        ("tokens", " ", HYBRID),
     ],
 )
 def test_the_whole_plan(field, value, expected):
@@ -92,6 +95,8 @@ def test_the_whole_plan(field, value, expected):
         ("world_size", "many", "world_size must be a positive integer"),
         ("rounds", "C", "no rounds 'C'"),
         ("rows", "1 2", "4 numbers >= 0"),
+        ("tokens", "1 2", "2 shares .*has groups of 4 ranks"),
+        ("tokens", "some", "shares are numbers"),
     ],
 )
 def test_a_whole_plan_that_cannot_be(field, value, reason):

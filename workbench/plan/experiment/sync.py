@@ -11,6 +11,7 @@ from workbench.plan.experiment.dry_run import algorithm_of
 from workbench.plan.experiment.strategy import Averaging, Compensated, Late, Strategy, Timing
 from workbench.plan.extension.extension import extension_of, installed, name_of, named
 from workbench.plan.extension.own import Own, OwnObject
+from workbench.plan.plan import Plan
 from workbench.plan.value import Value, by_name
 
 
@@ -393,6 +394,34 @@ def warm(sync: Sync) -> Pipelined:
     """What a strategy's first steps are, if these are unlike the others: synchronous."""
     algorithm, codec = sync.summing
     return Pipelined(width=1, algorithm=algorithm, codec=codec, bucket_bytes=sync.bucket_bytes)
+
+
+def check_tokens(plan: Plan, sync: Sync) -> None:
+    """Checks that no weight steps by some tokens of other ranks' rows alone.
+
+    Args:
+        plan: the plan.
+        sync: the strategy.
+
+    Raises:
+        ValueError: the plan divides tokens, and weights step before the ranks' gradients are
+            summed; the text names a layer.
+    """
+    per_round = isinstance(sync, Synchronous) and sync.per_round
+    if not plan.shard_tokens or not (sync.timing.of_weights or per_round) or not plan.is_at_hand:
+        return
+    learns = plan.graph.learning
+    for layer in plan.graph.layers:
+        way = plan.flow.ways.get(layer.name)
+        read = (name for name in layer.inputs if plan.graph.rows_of(name) == 0)
+        trained = layer.parameters > 0 or any(name in learns for name in read)
+        if way is not None and way[0].of_tokens and trained:
+            raise ValueError(
+                f"layer {layer.name!r} has some tokens of all rows of its group, so that a rank's "
+                f"gradient is a summand, and under {sync.title}{', per_round=True' * per_round} "
+                "weights step before these are summed: plan.with_shard_tokens(False), or "
+                "Synchronous, ParameterServer or Pipelined"
+            )
 
 
 def _check_coded(algorithm: Algorithm, codec: AnyCodec | None) -> None:
