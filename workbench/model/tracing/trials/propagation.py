@@ -35,6 +35,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from workbench.model.build import code_of
 from workbench.model.tracing.batch import BATCHES, called, cleared, has_tensors, tensors
 from workbench.model.tracing.draws import Held, drawing
 from workbench.model.tracing.trials.probe import Draw, Probe, Samples, Traced, TrialDraws, alike
@@ -180,7 +181,7 @@ class _Search:
 
     def _by_tokens(self, node: Node) -> tuple[Propagation, ...]:
         """The way in which an operation may be cut by tokens, where its kind does not say so."""
-        of_kind = ("linear", "embedding", *_KEPT)
+        of_kind = ("linear", "embedding", *_KEPT, *_MET)
         if not _tokens(node) or self.traced.kinds.get(node) in of_kind or node.meta["draws"]:
             return ()
         if node.op == "call_module" and not self._holds_plain_weights(node):
@@ -269,11 +270,17 @@ class _Search:
             number = source.meta["values"][0] if not values else ""
             cuts, learns = self.coming[source], source.meta.get("learns", False)
             learns = learns and (self._read_once(source) or "elsewhere, too")
-            # Of made-up numbers only the shape matters; of indices and masks, each one.
+            # Of made-up numbers only the shape matters; of indices and masks, each one. Several
+            # tensors, such as halves, are what an operation makes of such.
             own = "" if not values or self.traced.made_up(source) else source.name
+            if isinstance(source.meta["values"][0], tuple | list) and source.op != "placeholder":
+                own = self._call(source)
             return f"<{place} {values} {number} {source.meta['rows']} {learns} {cuts} {own}>"
 
-        return repr((node.op, node.target, map_arg((node.args, node.kwargs), described)))
+        target: Any = node.target
+        if node.op == "call_module":
+            target = code_of(self.traced.root.get_submodule(str(target))) or target
+        return repr((node.op, target, map_arg((node.args, node.kwargs), described)))
 
     def _shown(self, node: Node) -> Iterator[Propagation]:
         trial = _Trial(node, self.traced)
