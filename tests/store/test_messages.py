@@ -1,5 +1,6 @@
 """Experiments on their way to engines."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from tests.plan.graphs import mlp, vgg
 from workbench.plan import SGD, Experiment, Plan
 from workbench.plan.extension.sealed import KEY_BYTES, SealError
 from workbench.store import messages
+from workbench.store.errors import ClusterError
 
 KEY = bytes(range(KEY_BYTES))
 
@@ -46,3 +48,55 @@ def test_so_does_its_way_in_evaluation():
 
 def test_a_message_is_small():
     assert len(messages.pack(experiment(Plan.hybrid(vgg(), 4)))) < 4096
+
+
+@pytest.fixture
+def large() -> Experiment:
+    graph = mlp(4, 4)
+    code = os.urandom(messages.LARGEST_INLINE_BYTES)
+    graph = replace(graph, source=replace(graph.source, skeleton=code))
+    return experiment(Plan.data_parallel(graph, 2))
+
+
+def test_a_large_one_travels_as_a_file(large, tmp_path):
+    folder = tmp_path / "experiments"
+    sent = messages.sendable(messages.pack(large, KEY), folder)
+    assert len(sent) < 1000
+    assert messages.unpack(sent, KEY) == large
+    assert messages.unpack(sent, KEY).plan.graph.source.skeleton == large.plan.graph.source.skeleton
+    assert messages.unpack(sent) == large
+    with pytest.raises(SealError):
+        messages.unpack(sent, KEY[::-1])
+    assert messages.sendable(messages.pack(large, KEY), folder) == sent
+    (file,) = folder.iterdir()
+    assert str(file).encode() in sent
+    assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o022) == (0o700, 0)
+
+
+def test_a_small_one_makes_no_file(tmp_path):
+    packed = messages.pack(experiment(Plan.hybrid(vgg(), 4)))
+    largest = packed.ljust(messages.LARGEST_INLINE_BYTES, b"\0")
+    for each in (packed, largest):
+        assert messages.sendable(each, tmp_path / "experiments") == each
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_that_is_another_one_is_refused(large, tmp_path):
+    packed = messages.pack(large, KEY)
+    sent = messages.sendable(packed, tmp_path)
+    (file,) = tmp_path.iterdir()
+    for other in (packed[:-1], packed + b"\0", bytes([packed[0] ^ 1]) + packed[1:], b""):
+        file.write_bytes(other)
+        with pytest.raises(ClusterError, match=f"{file.name} is damaged.*submit it again"):
+            messages.unpack(sent, KEY)
+    file.unlink()
+    with pytest.raises(ClusterError, match=f"{file.name} cannot be read: No such file"):
+        messages.unpack(sent, KEY)
+    assert messages.sendable(packed, tmp_path) == sent  # once more
+    assert messages.unpack(sent, KEY) == large
+
+
+def test_the_folder_of_a_cluster_that_is_gone_stays_gone(large, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        messages.sendable(messages.pack(large, KEY), tmp_path / "cluster" / "experiments")
+    assert not any(tmp_path.iterdir())

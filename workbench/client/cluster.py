@@ -124,7 +124,7 @@ class Cluster(Engines):
             CheckpointError: what to go on from, or `weights`, is damaged, missing or of another
                 model.
             ModelError: `module` is needed and missing, or is another model than was traced.
-            ControlMessageTooLarge: the model's own code is too large for a control message.
+            OSError: the disk is full.
             ModuleNotFoundError: a logger's package is missing; the text says what to install.
         """
         if not isinstance(experiment, Experiment):

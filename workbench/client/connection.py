@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from workbench.client.lifecycle import STORE, UNFINISHED, end
 from workbench.hosts.processes import until
+from workbench.plan.experiment.experiment import Experiment
 from workbench.scheduler.jobs import refusal
-from workbench.store import registry
+from workbench.store import messages, registry
 from workbench.store.cluster_spec import ClusterSpec, key_of
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.process import ProcessIdentity
@@ -59,6 +60,15 @@ class ClusterLink:
     def key(self) -> bytes:
         """The cluster's key, under which code goes to engines, and what they return comes back."""
         return key_of(self.folder)
+
+    def packed(self, experiment: Experiment) -> bytes:
+        """An experiment as a message to this cluster; a large one lies in its folder.
+
+        Raises:
+            OSError: the disk is full, or the cluster's folder is gone.
+        """
+        packed = messages.pack(experiment, self.key)
+        return messages.sendable(packed, self.folder / "experiments")
 
     @property
     def is_kept(self) -> bool:

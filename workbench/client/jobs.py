@@ -80,7 +80,7 @@ class Jobs:
             ClusterError: it can never fit; the text says what would.
             CheckpointError: what to go on from is damaged, missing or of another model.
             ModelError: `module` is needed and missing, or is another model than was traced.
-            ControlMessageTooLarge: the model's own code is too large for a control message.
+            OSError: the disk is full.
             ModuleNotFoundError: a logger's package is missing; nothing was submitted.
         """
         if not isinstance(experiment, Experiment):
@@ -200,6 +200,7 @@ class Jobs:
 
         Raises:
             KeyError: there is no such job, or it trains nothing.
+            ClusterError: its experiment lies in a file, which is missing or damaged.
         """
         for run in list(self._engines.followers):
             if isinstance(run, Run) and run.id == job and not run.is_done:
@@ -316,7 +317,7 @@ def _again(cluster: weakref.ref[Engines], task: str, run: Run) -> Job:
     for record in link.store.jobs():
         if record.id == run.id and record.directory == str(run.directory):
             checkpoint_of(run, run.experiment.plan.graph)  # raises where there is none
-            link.store.repack(record.id, messages.pack(run.experiment, link.key))
+            link.store.repack(record.id, link.packed(run.experiment))
             link.ask("resume", record.id)
             return Job(link, record.id, after=record.attempt, keep=engines)
     # It is another cluster's, or this one has forgotten it.

@@ -55,14 +55,15 @@ class Lease:
             shared: keywords that are the same for all ranks.
 
         Raises:
-            ControlMessageTooLarge: the experiment or the keywords take more than 64 KiB.
+            ControlMessageTooLarge: the keywords take more than 64 KiB.
+            OSError: the experiment needs a file, and the disk is full.
         """
         experiment = kept(experiment, self.link.folder)
         request = Request(
             kind="call",
             name=f"a call of {task}",
             task=task,
-            packed=messages.pack(experiment, self.link.key),
+            packed=self.link.packed(experiment),
             keywords=messages.pack_keywords(shared, self.link.key),
             engines=len(self.places),
             places=self.places,

@@ -166,6 +166,9 @@ def results(store: Store, tag: str) -> "pandas.DataFrame":
     Args:
         store: the store that holds the jobs.
         tag: the tag of the sweep.
+
+    Raises:
+        ClusterError: an experiment lies in a file, which is missing or damaged.
     """
     import pandas  # only here: the job server imports this package too, and has no use for it
 

@@ -87,7 +87,7 @@ class Assignment:
 
     Attributes:
         task: the function, "module:function". It gets `experiment`, `keywords` and `own`.
-        experiment: the experiment, packed by `messages.pack`.
+        experiment: the experiment, as `messages.sendable` gives it.
         keywords: further arguments, packed by `messages.pack_keywords`.
         own: arguments that differ by rank or attempt; they go before `keywords`.
         folder: the attempt's folder.

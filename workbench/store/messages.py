@@ -3,10 +3,18 @@
 The envelopes are TOML and JSON, so that whoever reads one executes nothing. What may hold code, the
 user's own module, arguments and what a call returned, is in them under a MAC (`sealed`), and is
 opened by who has the cluster's key: engines, and for what a call returned, who has called.
+
+An experiment that is too large for a message lies in a file of the cluster's folder, and its
+message names that file and says what is in it:
+
+    small:  lengths | compressed TOML | sealed skeletons
+    large:  0, 0 | SHA-256 of the file | its path              the file: as a small one
 """
 
 import base64
+import hashlib
 import json
+import os
 import struct
 import time
 import traceback
@@ -22,10 +30,16 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension import sealed
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
-from workbench.store.errors import ControlMessageTooLarge
+from workbench.store.errors import ClusterError, ControlMessageTooLarge
+from workbench.store.files import write_whole
 from workbench.store.record import LARGEST_MESSAGE_BYTES
 
+LARGEST_INLINE_BYTES = LARGEST_MESSAGE_BYTES // 2
+"""Of an experiment in a message: its arguments travel to engines in the same one."""
+
 _HEAD = struct.Struct("=II")
+_REFERENCE = _HEAD.pack(0, 0)  # a compressed text is never empty
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def pack(experiment: Experiment, key: bytes = b"") -> bytes:
@@ -48,16 +62,40 @@ def pack(experiment: Experiment, key: bytes = b"") -> bytes:
     return _HEAD.pack(len(text), len(training)) + text + (sealed.seal(code, key) if code else b"")
 
 
+def sendable(packed: bytes, folder: Path) -> bytes:
+    """Returns a packed experiment as a message: itself, or what refers to a file that has it.
+
+    A file is named by its content, so that equal experiments have one. It stays for as long as the
+    folder does, as the store's jobs do, which may name it.
+
+    Args:
+        packed: the packed experiment.
+        folder: the folder of such files, in the cluster's; it is made where there is a first one.
+
+    Raises:
+        OSError: the disk is full, or the cluster's folder is gone.
+    """
+    if len(packed) <= LARGEST_INLINE_BYTES:
+        return packed
+    digest = hashlib.sha256(packed).digest()
+    path = folder.absolute() / f"{digest.hex()}.packed"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    write_whole(path, packed)  # also in the place of a damaged one
+    return _REFERENCE + digest + os.fsencode(path)
+
+
 def unpack(message: bytes, key: bytes = b"") -> Experiment:
-    """Returns the experiment in a message; the inverse of `pack`.
+    """Returns the experiment in a message; the inverse of `pack`, and of `sendable` after it.
 
     Args:
         message: the message.
         key: the cluster's key; b"": skeletons, which are code, are left out.
 
     Raises:
+        ClusterError: the file to which the message refers is missing, or damaged.
         SealError: the skeletons are not as the owner of the key has left them.
     """
+    message = _whole(message)
     length, of_training = _HEAD.unpack_from(message)
     text, code = message[_HEAD.size :][:length], message[_HEAD.size + length :]
     experiment = Experiment.from_toml(zlib.decompress(text).decode())
@@ -70,6 +108,27 @@ def unpack(message: bytes, key: bytes = b"") -> Experiment:
         there = _with_skeleton(graph.evaluation, skeletons[of_training:])
         graph = replace(graph, evaluation=there)
     return experiment.replace(plan=replace(plan, graph=graph))
+
+
+def _whole(message: bytes) -> bytes:
+    """What `sendable` was given; raises ClusterError where its file does not have it."""
+    if not message.startswith(_REFERENCE):
+        return message
+    digest, name = message[_HEAD.size :][:_DIGEST_BYTES], message[_HEAD.size + _DIGEST_BYTES :]
+    path = Path(os.fsdecode(name))
+    try:
+        packed = path.read_bytes()
+    except OSError as error:
+        raise ClusterError(
+            f"the experiment is too large for a message, and its file {path} cannot be read: "
+            f"{error.strerror}; submit it again, which writes the file anew"
+        ) from error
+    if hashlib.sha256(packed).digest() != digest:
+        raise ClusterError(
+            f"the experiment is too large for a message, and its file {path} is damaged: what it "
+            "has is not what was submitted; submit it again, which writes the file anew"
+        )
+    return packed
 
 
 def _with_skeleton(graph: Graph, skeleton: bytes) -> Graph:

@@ -41,7 +41,7 @@ class Request:
             is gone; "lease", engines for several calls, until they are released.
         name: the job's name, for people.
         task: the function that is called on every rank, "module:function".
-        packed: the packed experiment (`messages.pack`), at most 64 KiB.
+        packed: the packed experiment, or where its file is (`messages.sendable`), at most 64 KiB.
         keywords: the packed further arguments of the ranks (`messages.pack_keywords`), at most 64
             KiB.
         engines: the number of ranks that are wanted.

@@ -157,7 +157,7 @@ class Job:
 
     def goes_on_as(self, experiment: Experiment) -> None:
         """Notes what it is resumed as."""
-        self._link.store.repack(self.id, messages.pack(experiment, self._link.key))
+        self._link.store.repack(self.id, self._link.packed(experiment))
 
     def watch(self, listener: Listener | None = None) -> list[Any]:
         """Returns when it has ended.

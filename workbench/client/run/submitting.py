@@ -61,12 +61,12 @@ def request(
             the run left no checkpoint, or there are both weights and something to go on from.
         CheckpointError: the checkpoint or the weights are damaged, missing or of another model.
         ModelError: `module` is needed and missing, or is another model than was traced.
-        ControlMessageTooLarge: the model's own code is too large for a control message.
+        OSError: the disk is full.
     """
     engines.require(experiment.plan)
     checkpoint = None if resume is None else checkpoint_of(resume, experiment.plan.graph)
-    key = engines.link.key
-    packed = messages.pack(experiment, key)
+    link = engines.link
+    packed = link.packed(experiment)
     own, available = experiment.plan.world_size, len(engines.devices)
     fewest = own if min_engines is None else min_engines
     most = own if max_engines is None else max_engines
@@ -77,7 +77,7 @@ def request(
         )
     # For each other number of ranks that it may have; some have no plan.
     others = {size: on_ranks(experiment, size) for size in range(fewest, most + 1) if size != own}
-    variants = {n: messages.pack(other, key) for n, other in others.items() if other is not None}
+    variants = {n: link.packed(other) for n, other in others.items() if other is not None}
     if resume is not None and weights is not None:
         raise ClusterError(
             "a run that goes on has the weights of its checkpoint: give resume or weights, not both"
@@ -93,7 +93,7 @@ def request(
         name=name or experiment.plan.graph.source.name,
         task=task,
         packed=packed,
-        keywords=messages.pack_keywords(keywords, key),
+        keywords=messages.pack_keywords(keywords, link.key),
         engines=own,
         directory=str(directory),
         priority=priority,
