@@ -1,5 +1,6 @@
 """What `Cluster.verify` runs, and how the ranks' findings become one."""
 
+import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -102,18 +103,21 @@ def carry_out(
     number = uuid.uuid4().hex  # other notebooks verify, too
     start = folder / f"start-{number}.safetensors"
     reference = folder / f"reference-{number}.safetensors"
+    found = folder / f"found-{number}"
+    by_rank = [Difference.file(found, rank) for rank in range(experiment.plan.world_size)]
     weights = module_values(experiment, module, folder)
     asked = {"weights": weights, "start": start, "path": reference}
     try:
         _unsplit(assistant, experiment, {**asked, "directory": folder / "weights"})
         print(f", {experiment.plan.world_size} ranks", end="", flush=True)
-        shared = {"weights": start, "reference": reference, "repeat": repeat}
-        found = lease.call("workbench.train.verify.verify:compare", experiment, shared)
+        shared = {"weights": start, "reference": reference, "repeat": repeat, "found": found}
+        lease.call("workbench.train.verify.verify:compare_into", experiment, shared)
+        told = [json.loads(each.read_bytes()) for each in by_rank]
     finally:
-        start.unlink(missing_ok=True)
-        reference.unlink(missing_ok=True)
+        for each in (start, reference, *by_rank):
+            each.unlink(missing_ok=True)
         print(flush=True)
-    return merge(experiment, found)
+    return merge(experiment, [[Difference(**one) for one in of_rank] for of_rank in told])
 
 
 def _unsplit(assistant: Lease, experiment: Experiment, asked: Mapping[str, Any]) -> None:

@@ -61,6 +61,11 @@ class Difference:
     error: float
     rounding: float = 0.0
 
+    @staticmethod
+    def file(found: Path, rank: int) -> Path:
+        """The file of what one rank has found, of those that are called so."""
+        return found.with_name(f"{found.name}-{rank}.json")
+
 
 @dataclass(frozen=True)
 class Coverage:

@@ -1,11 +1,12 @@
 """Holds one rank of the split model against what one process computed."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from workbench.layers.cut_model import RankGroups
 from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Replicate, Shard
+from workbench.store.files import write_whole
 from workbench.train.data.opening import Dataset
 from workbench.train.data.own_samples import Batch
 from workbench.train.data.reading import EVALUATION
@@ -73,6 +75,19 @@ def compare(
             del state
             found += _repeated(run, left)
         return found
+
+
+def compare_into(config: RankConfig, experiment: Experiment, found: Path, **given: Any) -> None:
+    """The same, written into a file: of a large model, it is too much for a message.
+
+    Args:
+        config: the place of this rank.
+        experiment: the experiment.
+        found: the file, but for this rank's number (`Difference.file`).
+        **given: the further arguments of `compare`.
+    """
+    differences = [asdict(one) for one in compare(config, experiment, **given)]
+    write_whole(Difference.file(found, config.rank), json.dumps(differences))
 
 
 @contextmanager
