@@ -10,7 +10,7 @@ from workbench.bench.nets import GPT
 from workbench.model.tracing.trace import trace
 from workbench.plan.plan import Plan
 
-PEERS = ("torch_tp", "torch_sequence", "ddp")
+PEERS = ("torch_tp", "torch_sequence", "ddp", "divided_tokens")
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """A language model cut by heads, MLPs and vocabulary, against torch's tensor parallelism.
 
     workbench             `Plan.hybrid`: attention by heads, MLPs in pairs, table and scores cut;
-                          between cut layers each rank has its own rows of the batch
+                          between cut layers each rank has its own rows of the batch, or, with
+                          tokens divided, some tokens of all rows
     torch TP              DTensor, loss over the cut vocabulary, everything else on every rank
     torch TP + sequence   the same with sequence parallelism
     torch DDP             the whole model on every rank
@@ -14,6 +15,7 @@ each round has some steps of every system, which are built anew for it.
 
     tensor-parallel   torch TP, torch TP + sequence
     ddp               torch DDP, one engine and one process
+    tokens            the workbench itself with tokens divided
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,6 +61,7 @@ QUICK = Size(2, 128, 32, 512, 2, 2, 1)
 MATCHES = {
     "tensor-parallel": (("language",), ("language sequence",)),
     "ddp": (("ddp 25",), ("alone",)),
+    "tokens": (("divided",),),
 }
 FIGURES = {
     "torch TP +": "throughput_vs_torch_sequence",
@@ -66,6 +69,7 @@ FIGURES = {
     "torch DDP": "throughput_vs_ddp",
     "one engine": "speedup_over_one_engine",
     "one process": "throughput_vs_one_process",
+    "workbench, tokens": "throughput_vs_divided_tokens",
 }
 
 
@@ -131,7 +135,7 @@ def _figures(found: Found) -> dict[str, Figure]:
             continue
         ratios = [a / b for a, b in zip(found.speeds["workbench"], theirs, strict=True)]
         figures[figure] = Figure.of(ratios)
-        if name.startswith("torch"):
+        if name.startswith(("torch", "workbench")):
             share = found.peaks["workbench"] / found.peaks[name]
             figures[figure.replace("throughput", "peak_bytes")] = Figure(share, share, share)
             gap = abs(found.losses["workbench"] - found.losses[name])

@@ -25,7 +25,7 @@ Source of ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054.
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,7 +56,7 @@ from workbench.plan.placement.placement import apportion
 from workbench.train.data.feed import moved, rows_of_step
 from workbench.train.data.opening import open_for
 from workbench.train.loop.loop import agree
-from workbench.train.loop.state import RankState
+from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.strategies.remembered import build_optimizer
 from workbench.train.verify.reference import whole_model
 
@@ -191,6 +191,8 @@ def build_rival(name: str, experiment: Experiment, world: World, weights: Path) 
             taught = CutLossTrainer(experiment, parted, _optimizer(experiment, parted))
             end = " + sequence" if more else ""
             return [_side(f"torch TP{end}, {world.size}", experiment, world, taught)]
+        case ["divided"]:
+            return [_divided(experiment, world, weights)]
         case ["alone"]:
             return _alone(experiment, world, module)
         case ["independent"]:
@@ -198,6 +200,12 @@ def build_rival(name: str, experiment: Experiment, world: World, weights: Path) 
             trainer = _trainer(experiment, module, start, count)
             return [_side("independent trainers", experiment, world, trainer)]
     raise ValueError(f"there is no rival called {name!r}")
+
+
+def _divided(experiment: Experiment, world: World, weights: Path) -> Side:
+    own = experiment.replace(plan=experiment.plan.with_shard_tokens())
+    side = workbench_side(own, world, world.groups(group_specs_of(own.plan)), weights)
+    return replace(side, name="workbench, tokens divided")
 
 
 def _ddp(experiment: Experiment, world: World, module: nn.Module, mib: float) -> Side:
