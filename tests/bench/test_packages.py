@@ -7,7 +7,7 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 from torch import nn
 
-from workbench.bench.packages import IMAGES, LANGUAGE, VOCABULARY, run
+from workbench.bench.packages.packages import IMAGES, LANGUAGE, VOCABULARY, run
 from workbench.bench.progress import Progress
 
 
@@ -124,7 +124,7 @@ def test_every_type_with_a_language_model_is_built_small(language_models):
 @pytest.mark.slow
 def test_memory_is_measured_of_wider_ones(language_models, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("workbench.bench.packages.MEMORY", ("large", "small"))
+    monkeypatch.setattr("workbench.bench.packages.packages.MEMORY", ("large", "small"))
     rows, report = last("memory")
     (row,) = rows.values()
     assert (row["refused"], row["traffic"]) == ("-", "equal")

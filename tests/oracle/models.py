@@ -241,6 +241,18 @@ class HELPERS:
             x = F.scaled_dot_product_attention(q, k, v, dropout_p=drop, is_causal=self.causal)
             return self.out(x.transpose(1, 2).reshape(rows, tokens, width))
 
+    class Scaled(nn.Embedding):
+        """An embedding with a factor, as Gemma's; and the type of its table is read."""
+
+        factor: Tensor
+
+        def __init__(self, tokens: int, width: int) -> None:
+            super().__init__(tokens, width, padding_idx=1)
+            self.register_buffer("factor", torch.tensor(3.0), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.factor.to(self.weight.dtype)
+
     @staticmethod
     def still(norm: nn.Module, *, gone: bool = False) -> nn.Module:
         """A batch norm whose statistics do not move any more; or are gone."""

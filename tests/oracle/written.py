@@ -56,7 +56,27 @@ def _by_tokens(world: int, tokens: bool | tuple[float, ...], **others: Any) -> C
     return Cut(world, layers, tokens=tokens, **others)
 
 
+_SCALED = ("self.m1 = Scaled(11, 8)", "self.head = nn.Linear(8, 11, bias=False)")
+_SCALED_TIED = (*_SCALED, "self.head.weight = self.m1.weight")
+SCALED = ("x = self.head(torch.tanh(self.m1(x)))",)
+
 WRITTEN = {
+    "a scaled table, by its tokens": Case(
+        Net((5,), _SCALED, SCALED, vocabulary=11),
+        Cut(3, (("m1", "shard_in", 3, (2, 0, 1)), ("head", "shard_out", 3, None))),
+        Run(steps=3, accumulate=2),
+    ),
+    "a scaled table with scores, by its tokens, resumed": Case(
+        Net((5,), _SCALED_TIED, SCALED, vocabulary=11),
+        Cut(2, (("m1", "shard_in", 2, (2, 1)),)),
+        Run(steps=3, checkpoint_every=1, optimizer="AdamW(lr=0.01)"),
+        "resumed",
+    ),
+    "a scaled table with scores, by its features, in bf16": Case(
+        Net((5,), _SCALED_TIED, SCALED, vocabulary=11),
+        Cut(2, (("m1", "shard_out", 2, None),)),
+        Run(precision="bf16"),
+    ),
     "divided tokens": Case(BLOCKS, _by_tokens(2, True), Run(accumulate=2, steps=3)),
     "divided tokens, of one rank none, of fewer rows than ranks": Case(
         BLOCKS, _by_tokens(3, (2, 0, 1)), Run(batch_size=2, optimizer="AdamW(lr=0.01)")

@@ -96,7 +96,9 @@ BENCHES: Mapping[str, Bench] = {
         "models", "torchvision's classifiers: all traced, each family's smallest verified", 15
     ),
     "packages": Bench(
-        "packages", "timm's and transformers' models as they are: traced, cut, verified", 45
+        "packages.packages",
+        "timm's and transformers' models as they are: traced, cut, verified",
+        45,
     ),
     "loading": Bench("loading", "your own data, read ahead by workers, against data in place", 4),
     "codecs": Bench(

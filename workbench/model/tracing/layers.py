@@ -147,9 +147,12 @@ class _Layers:
     def _used(self, node: Node) -> dict[int, str]:
         """The keys of the tensors that a node uses, and its names for them."""
         module = self._module(node)
+        if type(module) is nn.Embedding:  # one that was extended may hold more, which others read
+            return {id(module.weight): f"{node.target}.weight"}
         if module is not None:
             return {id(t): f"{node.target}.{name}" for name, t, _ in _tensors(module)}
-        if node.op == "get_attr":
+        of_type = node.users and all(map(_gives_type, node.users))
+        if node.op == "get_attr" and not of_type:  # a type is that of any piece
             return {self.keys[str(node.target)]: str(node.target)}
         return {}
 
@@ -298,3 +301,7 @@ def _target(node: Node, module: nn.Module | None) -> str:
         return f"torch.nn.functional.{name}"
     where = getattr(node.target, "__module__", None) or "torch"
     return f"{where.removeprefix('_')}.{name}" if where != "builtins" else name
+
+
+def _gives_type(node: Node) -> bool:
+    return isinstance(node.meta.get("values", (None,))[0], torch.dtype | torch.device)

@@ -55,7 +55,7 @@ from workbench.model.tracing.patches import (
 )
 from workbench.model.tracing.proxy import Sizes, ValueProxy, is_reshape, stated
 from workbench.model.tracing.rewrites.attention import is_window_attention
-from workbench.model.tracing.rewrites.batch_norms import ExtendedBatchNorms
+from workbench.model.tracing.rewrites.extended import ExtendedLayers
 from workbench.model.tracing.rewrites.inplace import changes_in_place, read_what_was_changed
 from workbench.model.tracing.trials.flops import FlopCounter
 from workbench.model.tracing.trials.gradients import trained_parameters
@@ -107,7 +107,7 @@ class ValueTracer(torch.fx.Tracer):
         self.inputs: dict[str, tuple[Tensor, ...]] = {}  # by the names of forward's parameters
         self.names: dict[int, str] = {}
         self.read: dict[str, ValueProxy] = {}
-        self.norms = ExtendedBatchNorms()
+        self.extended = ExtendedLayers()
         self.without_autocast: list[str] = []
         self.running = False
         self.least_batch = 1
@@ -131,8 +131,8 @@ class ValueTracer(torch.fx.Tracer):
 
         show_no_state(structure, recorded, again)
         read_what_was_changed(graph, self.root)
-        self.norms.put(self.root, structure)
-        self.norms.plain.clear()
+        self.extended.put(self.root, structure)
+        self.extended.plain.clear()
         return graph
 
     def _recorded(self, structure: nn.Module) -> Pass:
@@ -191,9 +191,10 @@ class ValueTracer(torch.fx.Tracer):
             TraceError: the operation is not supported.
         """
         args, kwargs = self.create_arg(args), self.create_arg(kwargs)
-        if self.norms.counts(self.root, kind, target, args):
+        if self.extended.counts(self.root, kind, target, args):
             return None
-        if (x := self.norms.called(self.root, self._path, kind, target, args, kwargs)) is not None:
+        x = self.extended.called(self.root, self._path, kind, target, args, kwargs)
+        if x is not None:
             kind, target, args, kwargs = "call_module", self._path, (x,), {}
         if is_reshape(target, args, kwargs):
             small, large = self._run("call_method", "reshape", args, {}).values
@@ -455,7 +456,7 @@ class ValueTracer(torch.fx.Tracer):
             return called(kind, target, self.root, args, kwargs)
 
     def _module(self, path: str) -> nn.Module:
-        return self.norms.plain.get(path) or self.root.get_submodule(path)
+        return self.extended.plain.get(path) or self.root.get_submodule(path)
 
     def _read(self) -> list[Tensor]:
         """The parameters and buffers that have been read directly so far."""

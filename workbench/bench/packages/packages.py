@@ -3,7 +3,8 @@
 Each is built small, with random values: of transformers every type that has a causal language
 model, from a configuration whose sizes are set to small ones by their names; of timm one model of
 each module that has classifiers, the first that is called small. Memory and traffic of some of
-transformers', at larger sizes, are compared with what is predicted.
+transformers', at larger sizes, are compared with what is predicted; and fourteen architectures are
+verified under every scheme (`architectures.py`).
 """
 
 import importlib
@@ -11,8 +12,8 @@ import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from workbench.bench.packages.architectures import RANKS as RANKS_OF_SCHEMES
+from workbench.bench.packages.architectures import STEPS as STEPS_OF_SCHEMES
+from workbench.bench.packages.architectures import Variant, exact, variants
 from workbench.bench.plot import Bar, Chart
 from workbench.bench.predict.cases import MOMENTUM, STEPS, Case
 from workbench.bench.predict.memory import KernelMachines, memory_cells
@@ -36,7 +40,7 @@ from workbench.plan.plan import Plan
 from workbench.predict.prediction import predict
 from workbench.store.errors import RunError
 
-LANGUAGE, IMAGES = "language", "images"
+LANGUAGE, IMAGES, SCHEMES = "language", "images", "schemes"
 RANKS = 2
 TOKENS, VOCABULARY = 8, 64
 MOST_PARAMETERS = 5_000_000
@@ -104,7 +108,10 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     parts = [Part(kind, len(names), 6) for kind, names in lists.items()]
     measured = QUICK[LANGUAGE] if quick else MEMORY
     verified = Part("verified", sum(map(len, lists.values())), 15)
-    progress.begin(*parts, verified, Part("memory", len(measured), 20))
+    several = list(variants(_library(LANGUAGE))) if progress.only in (None, SCHEMES) else []
+    several = several[:1] if quick else several
+    schemes = Part(SCHEMES, len(RANKS_OF_SCHEMES) * len(several), 15)
+    progress.begin(*parts, verified, Part("memory", len(measured), 20), schemes)
     rows: dict[str, dict[str, Cell]] = {}
     graphs: dict[str, Graph] = {}
     for kind, names in lists.items():
@@ -148,6 +155,33 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
                 except (TraceError, RunError) as error:
                     row["refused"] = " ".join(str(error).split())
                 yield _report(rows)
+    if progress.wants(SCHEMES):
+        yield from _of_schemes(progress, several, rows)
+
+
+def _of_schemes(
+    progress: Progress, several: Sequence[Variant], rows: dict[str, dict[str, Cell]]
+) -> Iterator[Report]:
+    """Verifies architectures under every scheme, on each number of ranks."""
+    graphs: dict[str, Graph] = {}
+    todo = [(ranks, variant) for ranks in RANKS_OF_SCHEMES for variant in several]
+    with ExitStack() as stack:
+        clusters: dict[int, Cluster] = {}
+        for ranks, variant in progress.each(SCHEMES, todo):
+            if ranks not in clusters:
+                stack.close()
+                clusters[ranks] = stack.enter_context(Cluster(ranks, timeout=600.0))
+            name = f"{variant.name}, {ranks} ranks"
+            row = rows[name] = {**_row(Candidate(SCHEMES, name, {}))}
+            try:
+                graph = graphs.setdefault(variant.name, variant.build())
+                row |= {"layers": len(graph.layers), "parameters": graph.parameters}
+                worst, wrong = exact(clusters[ranks], graph, ranks)
+                row |= {"exact": "NO: " + ", ".join(wrong) if wrong else "yes"}
+                row["worst"] = f"{worst:.1e}"
+            except Exception as error:  # one model's failure must not hide all others
+                row["refused"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            yield _report(rows)
 
 
 class _TookTooLongError(BaseException):
@@ -238,6 +272,16 @@ def _report(rows: Mapping[str, Mapping[str, Cell]]) -> Report:
             exact = [float(row["exact"] == "yes") for row in tried]
             figures[f"exact_{kind}"] = Figure.of(exact)
             notes.append(f"{kind}: {sum(exact):.0f} of {len(tried)} verified are exact.")
+    under = [row for row in rows.values() if row["kind"] == SCHEMES]
+    if under:
+        right = [float(row["exact"] == "yes") for row in under]
+        figures["exact_schemes"] = Figure.of(right)
+        notes.append(
+            f"{sum(right):.0f} of {len(under)} architectures, with tables tied and apart, on "
+            f"{' and '.join(map(str, RANKS_OF_SCHEMES))} ranks, are exact under every scheme: "
+            "unequal shares, on 3 ranks one of them 0, dropout on, "
+            f"{STEPS_OF_SCHEMES} updates in fp64."
+        )
     off = [float(row[plan]) for row in rows.values() for plan in OF_MEMORY if row[plan] != "-"]
     if off:
         figures |= {"memory_error_median": Figure.of(off)}

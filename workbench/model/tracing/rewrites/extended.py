@@ -1,8 +1,9 @@
-"""Batch norms in modules that extend torch's, as those with an activation inside.
+"""Batch norms and embeddings in modules that extend torch's: with an activation, or a factor.
 
-Such a module calls `torch.nn.functional.batch_norm` with its own parameters and statistics. That
-call is what the `forward` of torch's own class does, and is recorded as a call of that class: a
-batch norm, whose statistics a plan can average, synchronize and save.
+Such a module calls `torch.nn.functional.batch_norm` with its own parameters and statistics, or
+`embedding` with its own table. That call is what the `forward` of torch's own class does, and is
+recorded as a call of that class: a batch norm, whose statistics a plan can average, synchronize and
+save; an embedding, whose table it can cut.
 """
 
 import inspect
@@ -15,14 +16,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.errors import TraceError
 
-_CLASSES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_CLASSES = (*_NORMS, nn.Embedding)
 _TENSORS = ("running_mean", "running_var", "weight", "bias")
 _COUNT = "num_batches_tracked"
-_SIGNATURE = inspect.signature(F.batch_norm)
+_SIGNATURES = {each: inspect.signature(each) for each in (F.batch_norm, F.embedding)}
 
 
-class ExtendedBatchNorms:
-    """The batch norms of a model that are instances of an extension of torch's classes.
+class ExtendedLayers:
+    """The batch norms and embeddings of a model that are instances of an extension of torch's.
 
     Attributes:
         plain: torch's own module for each that was called, by its path.
@@ -35,7 +37,7 @@ class ExtendedBatchNorms:
     def called(
         self, root: nn.Module, path: str, kind: str, target: Any, args: Any, kwargs: Any
     ) -> Node | None:
-        """The input of a batch norm, if an operation is what torch's own class does; else None.
+        """The input of such a layer, if an operation is what torch's own class does; else None.
 
         Args:
             root: the module that is traced.
@@ -45,12 +47,13 @@ class ExtendedBatchNorms:
             args: the positional arguments of the operation's node.
             kwargs: the keyword arguments of the operation's node.
         """
-        if kind != "call_function" or target is not F.batch_norm:
+        if kind != "call_function" or target not in (F.batch_norm, F.embedding):
             return None
         module = root.get_submodule(path)
-        given = _SIGNATURE.bind(*args, **kwargs)
+        given = _SIGNATURES[target].bind(*args, **kwargs)
         given.apply_defaults()
-        if not isinstance(module, _BatchNorm) or not _is_own(module, path, given.arguments):
+        is_own = _is_own_norm if target is F.batch_norm else _is_own_table
+        if not is_own(module, path, given.arguments):
             return None
         self.plain[path] = plain(module)
         x = given.arguments["input"]
@@ -94,9 +97,20 @@ def plain(module: nn.Module) -> nn.Module:
     return made
 
 
-def _is_own(module: _BatchNorm, path: str, given: dict[str, Any]) -> bool:
-    """Whether the arguments are those of torch's own class."""
-    if type(module) in _CLASSES or not isinstance(module, _CLASSES) or module.momentum is None:
+def _is_own_table(module: nn.Module, path: str, given: dict[str, Any]) -> bool:
+    """Whether the arguments are those of torch's own embedding."""
+    if type(module) is nn.Embedding or not isinstance(module, nn.Embedding):
+        return False
+    table, prefix = given["weight"], f"{path}." if path else ""
+    if table.op != "get_attr" or table.target != f"{prefix}weight":
+        return False
+    options = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    return all(given[name] == getattr(module, name) for name in options)
+
+
+def _is_own_norm(module: nn.Module, path: str, given: dict[str, Any]) -> bool:
+    """Whether the arguments are those of torch's own batch norm."""
+    if type(module) in _NORMS or not isinstance(module, _NORMS) or module.momentum is None:
         return False
     prefix = f"{path}." if path else ""
     tracked = not module.training or module.track_running_stats

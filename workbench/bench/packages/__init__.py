@@ -1,0 +1,1 @@
+"""Models that other packages bring: which of them are traced, cut and exact."""
