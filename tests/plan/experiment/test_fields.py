@@ -4,8 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from tests.plan.graphs import mlp
+from workbench.model.tracing.trace import trace
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.codec import Codec
 from workbench.plan.experiment.experiment import (
@@ -120,7 +122,7 @@ DEFAULTS = (
     ),
     (
         Experiment(plan=run().plan, data="digits", optimizer="sgd", steps=1),
-        dict(loss=None, metrics=None, batch_size=128, epochs=None, sync=Synchronous())
+        dict(loss=None, metrics=None, batch_size=128, epochs=None, tokens=None, sync=Synchronous())
         | dict(shard_optimizer=False, schedule=None, ema=None, clip_norm=None, clip_value=None)
         | dict(precision="fp32", loss_scale=None, accumulate=1, seed=0, checkpoint_every=None)
         | dict(evaluate_every=None, keep_best=None, trace_every=20),
@@ -156,6 +158,45 @@ def test_epochs_take_as_many_steps_as_there_are_batches(samples, size):
     assert run(**given | dict(steps=3 * batches)).epochs == 3
     with pytest.raises(ExperimentError, match=f"are {3 * batches} steps, got {3 * batches + 1}"):
         run(**given | dict(steps=3 * batches + 1))
+
+
+LANGUAGE = Plan.data_parallel(
+    trace(nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7)), input_shape=(5,), vocabulary=7), 2
+)
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(1, 1), (20, 1), (21, 2), (1000, 50)])
+def test_tokens_take_as_many_steps_as_read_them(tokens, steps):
+    given = dict(plan=LANGUAGE, data="text", batch_size=4, tokens=tokens, steps=None)
+    assert run(**given).steps == steps
+    assert run(**given | dict(steps=steps)).tokens == tokens
+    with pytest.raises(ExperimentError, match=f"by 4 samples of 5 are {steps} steps, got 99"):
+        run(**given | dict(steps=99))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (dict(tokens=0), "tokens: .*got 0"),
+        (dict(tokens=8, epochs=2), "epochs and tokens exclude each other"),
+        (
+            dict(tokens=8, plan=Plan.data_parallel(mlp(4, 2), 2)),
+            "tokens: .* does not give scores of tokens",
+        ),
+    ],
+)
+def test_tokens_that_cannot_be(fields, reason):
+    with pytest.raises(ExperimentError, match=reason):
+        run(**dict(plan=LANGUAGE, data="text", steps=None) | fields)
+
+
+def test_of_steps_epochs_and_tokens_a_copy_has_the_one_that_is_given():
+    first = run(plan=LANGUAGE, data="text", batch_size=4, tokens=100, steps=None)
+    assert (first.steps, first.replace(batch_size=2).steps) == (5, 10)
+    assert (first.replace(steps=3).steps, first.replace(steps=3).tokens) == (3, None)
+    assert first.replace(steps=3).replace(tokens=40).steps == 2
+    loaded = Experiment.from_toml(first.to_toml())
+    assert (loaded.tokens, loaded.steps) == (100, 5)
 
 
 FUSED = dict(shard_optimizer=True, sync=Synchronous(algorithm="direct"))

@@ -9,7 +9,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    TypeAdapter,
     model_validator,
 )
 
@@ -43,7 +42,7 @@ from workbench.plan.experiment.sync import Sync as Sync
 from workbench.plan.experiment.sync import Synchronous as Synchronous
 from workbench.plan.experiment.sync import check_tokens
 from workbench.plan.experiment.task import CIFAR10 as CIFAR10
-from workbench.plan.experiment.task import AnyLoss, as_loss, as_metrics, check_evaluated
+from workbench.plan.experiment.task import AnyLoss, as_loss, as_metrics, check_evaluated, with_steps
 from workbench.plan.experiment.task import CrossEntropy as CrossEntropy
 from workbench.plan.experiment.task import Data as Data
 from workbench.plan.experiment.task import Digits as Digits
@@ -102,6 +101,9 @@ class Experiment(Value):
     """The number of optimizer updates."""
     epochs: int | None = Field(default=None, ge=1)
     """The same in passes over the training split, from which `steps` follow."""
+    tokens: int | None = Field(default=None, ge=1)
+    """The same in tokens that a language model reads, from which `steps` follow: the fewest that
+    read so many."""
     sync: Sync = Synchronous()
     """When gradients are summed and used: a strategy, or its name: "synchronous", "pipelined",
     "local_sgd", "parameter_server"."""
@@ -151,24 +153,8 @@ class Experiment(Value):
 
     @model_validator(mode="before")
     @classmethod
-    def _steps_of_epochs(cls, given: dict[str, Any]) -> dict[str, Any]:
-        epochs, steps, size = given.get("epochs"), given.get("steps"), given.get("batch_size", 128)
-        are_counts = isinstance(epochs, int) and isinstance(size, int) and min(epochs, size) >= 1
-        if not are_counts or "data" not in given:
-            return given  # as the fields' own checks say
-        data = TypeAdapter(Data).validate_python(given["data"])
-        if data.known_samples is None:
-            raise ValueError(
-                f"epochs: how many samples {data.kind!r} has is not known before it is opened; "
-                "give steps"
-            )
-        due = epochs * -(-data.known_samples[0] // size)
-        if steps not in (None, due):
-            raise ValueError(
-                f"steps: {epochs} epochs of {data.known_samples[0]} samples by {size} are {due} "
-                f"steps, got {steps}; give one of the two"
-            )
-        return {**given, "steps": due, "data": data}
+    def _steps_follow(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return with_steps(given)
 
     @model_validator(mode="after")
     def _has_what_is_evaluated(self) -> Self:
@@ -362,15 +348,17 @@ class Experiment(Value):
     def replace(self, **fields: Any) -> Self:
         """A copy with other values in some fields, validated.
 
-        Epochs stay, unless steps are given; a loss scale does, unless another precision is.
+        Epochs or tokens stay, unless steps, epochs or tokens are given; a loss scale does, unless
+        another precision is.
 
         Raises:
             ExperimentError: as the class.
         """
-        if self.epochs is not None and "steps" in fields:
-            fields = {"epochs": None, **fields}
-        elif self.epochs is not None or fields.get("epochs") is not None:
-            fields = {"steps": None, **fields}
+        counts = ("steps", "epochs", "tokens")
+        given = [name for name in counts if fields.get(name) is not None]
+        if given or self.epochs is not None or self.tokens is not None:
+            kept = {name: getattr(self, name) for name in counts[1:]}
+            fields = {**dict.fromkeys(counts), **({} if given else kept), **fields}
         if fields.get("precision", "fp16") != "fp16":
             fields = {"loss_scale": None, **fields}
         return super().replace(**fields)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from workbench.plan.extension.extension import installed
 from workbench.plan.extension.own import Own, OwnFunction, OwnObject, OwnObjectError
@@ -375,6 +375,48 @@ def made(own: Own) -> Any:
             f"{own} makes no data: {type(error).__name__}: {error}; 'module:attribute' is a data "
             "set, a pair (train, test), or a function or class that makes one without arguments"
         ) from error
+
+
+def with_steps(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an experiment, with the steps that follow from its epochs or tokens.
+
+    Args:
+        given: the fields, before they are checked.
+
+    Raises:
+        ValueError: epochs of data whose samples are not known, tokens of a model that reads none,
+            several of these, or other steps than they are.
+    """
+    size, steps = given.get("batch_size", 128), given.get("steps")
+    counts = {name: given[name] for name in ("epochs", "tokens") if given.get(name) is not None}
+    if len(counts) > 1:
+        raise ValueError("epochs and tokens exclude each other: one of them says how many steps")
+    if not all(isinstance(count, int) and count >= 1 for count in (*counts.values(), size)):
+        return given  # as the fields' own checks say
+    if "epochs" in counts and "data" in given:
+        data = TypeAdapter(Data).validate_python(given["data"])
+        if data.known_samples is None:
+            raise ValueError(
+                f"epochs: how many samples {data.kind!r} has is not known before it is opened; "
+                "give steps"
+            )
+        samples, count = data.known_samples[0], counts["epochs"]
+        due, said = count * -(-samples // size), f"{count} epochs of {samples} samples by {size}"
+        given = {**given, "data": data}
+    elif "tokens" in counts and "plan" in given:
+        graph, count = given["plan"].graph, counts["tokens"]
+        if not graph.scores_tokens:
+            raise ValueError(
+                f"tokens: {graph.source.name} does not give scores of tokens that it reads; give "
+                "steps or epochs"
+            )
+        each = graph.shape_of(graph.outputs[0])[0]
+        due, said = -(-count // (size * each)), f"{count} tokens by {size} samples of {each}"
+    else:
+        return given
+    if steps not in (None, due):
+        raise ValueError(f"steps: {said} are {due} steps, got {steps}; give one of the two")
+    return {**given, "steps": due}
 
 
 def check_evaluated(data: DataSet, asked: Sequence[str]) -> None:

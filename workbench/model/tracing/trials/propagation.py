@@ -206,16 +206,10 @@ class _Search:
         if key not in self._tried:
             tried = _Trial(node, self.traced).ways(cuts, _tokens(node))
             ways = (way for way in tried if way.output == _BY_TOKENS and way.pieces > 1)
+            whole = [place for place, _ in sliced]
+            inputs = tuple(() if place in whole else cut for place, cut in enumerate(cuts))
             self._tried[key] = tuple(
-                replace(
-                    way,
-                    inputs=tuple(
-                        () if (place, *cut[:1]) in sliced else cut
-                        for place, cut in enumerate(way.inputs)
-                    ),
-                    of_tokens=True,
-                    sliced=tuple(sliced),
-                )
+                replace(way, inputs=inputs, of_tokens=True, sliced=tuple(sliced))
                 for way in islice(ways, 1)
             )
         return self._tried[key]
