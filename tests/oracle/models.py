@@ -9,7 +9,7 @@ import linecache
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -240,6 +240,28 @@ class HELPERS:
             drop = self.drop if self.training else 0.0
             x = F.scaled_dot_product_attention(q, k, v, dropout_p=drop, is_causal=self.causal)
             return self.out(x.transpose(1, 2).reshape(rows, tokens, width))
+
+    class Caching(nn.Module):
+        """Keeps what it makes of its weight till it trains; its forward is another method."""
+
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(width))
+            self.made: dict[str, Tensor] = {}
+            self.forward = self.forward_kept  # type: ignore[method-assign]
+
+        def train(self, mode: bool = True) -> Self:
+            super().train(mode)
+            if mode:
+                self.made = {}
+            return self
+
+        def forward_kept(self, x: Tensor) -> Tensor:
+            if self.training:
+                return x * self.weight.exp()
+            if "factor" not in self.made:
+                self.made["factor"] = self.weight.exp()
+            return x * self.made["factor"]
 
     class Scaled(nn.Embedding):
         """An embedding with a factor, as Gemma's; and the type of its table is read."""

@@ -61,6 +61,15 @@ _SCALED_TIED = (*_SCALED, "self.head.weight = self.m1.weight")
 SCALED = ("x = self.head(torch.tanh(self.m1(x)))",)
 
 WRITTEN = {
+    "what is made for evaluations is made anew": Case(
+        Net(
+            (8,),
+            ("self.m1 = nn.Linear(8, 6)", "self.m2 = Caching(6)", "self.head = nn.Linear(6, 3)"),
+            ("x = self.head(self.m2(torch.tanh(self.m1(x))))",),
+        ),
+        Cut(2, (("m1", "shard_out", 2, None), ("head", "shard_in", 2, None))),
+        Run(steps=4, evaluate_every=1, optimizer="AdamW(lr=0.1)"),
+    ),
     "a scaled table, by its tokens": Case(
         Net((5,), _SCALED, SCALED, vocabulary=11),
         Cut(3, (("m1", "shard_in", 3, (2, 0, 1)), ("head", "shard_out", 3, None))),

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
 from workbench.model import TraceError, trace
@@ -146,3 +147,40 @@ def test_takes_a_mode_that_no_layer_reads():
 
     graph = trace(Net(forward, nn.Identity()), input_shape=(8,))
     assert not any(layer.draws for layer in graph.layers)
+
+
+class Caching(nn.Module):
+    """Keeps what it makes of its weight while it evaluates, as LeViT's attention does.
+
+    Args:
+        throws_away: whether it forgets that when it trains again.
+    """
+
+    def __init__(self, throws_away):
+        super().__init__()
+        self.weight, self.throws_away = nn.Parameter(torch.rand(4)), throws_away
+        self.linear, self.made = nn.Linear(4, 3), {}
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode and self.throws_away:
+            self.made = {}
+        return self
+
+    def forward(self, x):
+        if self.training:
+            return self.linear(x * self.weight.exp())
+        if "factor" not in self.made:
+            self.made["factor"] = self.weight.exp()
+        return self.linear(x * self.made["factor"])
+
+
+def test_what_is_thrown_away_in_training_is_no_state():
+    graph = trace(Caching(True), input_shape=(4,))
+    evaluation = graph.evaluation or graph
+    assert "exp" in [layer.node for layer in evaluation.layers]
+
+
+def test_what_is_kept_for_good_is_state():
+    with pytest.raises(TraceError, match="forward changes the attribute 'made'"):
+        trace(Caching(False), input_shape=(4,))

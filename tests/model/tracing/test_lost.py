@@ -118,3 +118,31 @@ def test_a_hook_that_uses_the_module_that_it_is_called_with():
     block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     block.register_forward_hook(lambda module, given, y: y * module[0].weight.sum())
     traced(inside_of(block), 4)
+
+
+class Chosen(nn.Module):
+    """Its forward is one of its methods, as timm's partial convolutions have it."""
+
+    def __init__(self, twice):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.forward = self.forward_twice if twice else self.forward_once
+
+    def forward_once(self, x):
+        return self.linear(x)
+
+    def forward_twice(self, x):
+        return self.linear(self.linear(x))
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_forward_that_is_another_method_of_its_class(twice):
+    graph = trace(inside_of(Chosen(twice)), input_shape=(4,))
+    assert sum(layer.name.startswith("1.linear") for layer in graph.layers) == 1 + twice
+
+
+def test_a_method_of_another_instance_is_refused():
+    chosen, other = Chosen(False), Chosen(True)
+    chosen.forward = other.forward_once
+    with pytest.raises(TraceError, match="the forward method of '1' was replaced"):
+        trace(inside_of(chosen), input_shape=(4,))

@@ -5,6 +5,9 @@ A graph records one forward pass. If a pass changes plain attributes of a module
 behind, such as an activation that others look at, makes no difference then. Numbers that change
 again, or other operations, are state: ranks would not have it, and computed once more, a segment
 would change it twice.
+
+What a pass in evaluation mode keeps, and the module's own `train()` throws away, is no state:
+weights do not change meanwhile, and computed anew it is the same (the biases of LeViT's attention).
 """
 
 import copy
@@ -142,6 +145,8 @@ def show_no_state(structure: nn.Module, first: Pass, trace: Callable[[nn.Module]
     for (path, name), value in changed.items():
         left = pytree.tree_map_only(Proxy, _stale, value)
         vars(again.get_submodule(path))[name] = left
+    if not structure.training and _is_thrown_away(again, changed, first.before):
+        return
     names = _names(changed)
     try:
         second = trace(again)
@@ -150,6 +155,16 @@ def show_no_state(structure: nn.Module, first: Pass, trace: Callable[[nn.Module]
     moves = any(_numbers(second.after.get(k)) != _numbers(value) for k, value in changed.items())
     if moves or operations(second.graph) != operations(first.graph):
         raise TraceError(_state(names))
+
+
+def _is_thrown_away(
+    kept: nn.Module, changed: Iterable[tuple[str, str]], before: Attributes
+) -> bool:
+    """Whether a module that trains again has these attributes as they were before it evaluated."""
+    trains = copy.deepcopy(kept)
+    trains.train()
+    now = attributes_of(trains)
+    return all(key in before and not _differ(before[key], now.get(key)) for key in changed)
 
 
 def _names(keys: Iterable[tuple[str, str]]) -> str:

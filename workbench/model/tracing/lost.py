@@ -50,7 +50,7 @@ def _lost(model: nn.Module) -> Iterator[str]:
             )
         if isinstance(part, torch.jit.ScriptModule):
             yield f"the code {of} is TorchScript, and cannot be seen: give the plain module"
-        if "forward" in vars(part):
+        if "forward" in vars(part) and (part is model or not _is_own_method(part)):
             yield (
                 f"the forward method {of} was replaced in this instance alone: write a class with "
                 "that forward"
@@ -99,3 +99,10 @@ def line_of_model(end: CodeType) -> Place | None:
             )
         frame = frame.f_back
     return line
+
+
+def _is_own_method(part: nn.Module) -> bool:
+    """Whether its forward is another method of its class, as `self.forward = self.forward_slow`."""
+    forward = vars(part)["forward"]
+    own = getattr(type(part), getattr(forward, "__name__", ""), None)
+    return getattr(forward, "__self__", None) is part and forward.__func__ is own
