@@ -13,7 +13,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -102,46 +102,24 @@ class Candidate:
 
 
 def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
-    """Traces all models, and verifies them under three plans; `quick` a few."""
+    """Traces all models, and verifies each under three plans; `quick` a few."""
     kinds = [kind for kind in (LANGUAGE, IMAGES) if progress.only in (None, kind)]
     lists = {kind: _names(kind, quick) for kind in kinds}
-    parts = [Part(kind, len(names), 6) for kind, names in lists.items()]
+    parts = [Part(kind, len(names), 15) for kind, names in lists.items()]
     measured = QUICK[LANGUAGE] if quick else MEMORY
-    verified = Part("verified", sum(map(len, lists.values())), 15)
     several = list(variants(_library(LANGUAGE))) if progress.only in (None, SCHEMES) else []
     several = several[:1] if quick else several
     schemes = Part(SCHEMES, len(RANKS_OF_SCHEMES) * len(several), 15)
-    progress.begin(*parts, verified, Part("memory", len(measured), 20), schemes)
+    progress.begin(*parts, Part("memory", len(measured), 20), schemes)
     rows: dict[str, dict[str, Cell]] = {}
-    graphs: dict[str, Graph] = {}
-    for kind, names in lists.items():
-        for name in progress.each(kind, names):
-            candidate = _small(kind, name)
-            if candidate is None:
-                continue
-            began = time.perf_counter()
-            row = rows[candidate.name] = _row(candidate)
-            try:
-                with _within(MOST_S):
-                    graph = graphs[candidate.name] = candidate.traced()
-            except _TookTooLongError:
-                row["refused"] = f"not traced within {MOST_S} s"
-            except (TraceError, ModelError) as error:
-                row["refused"] = " ".join(str(error).split())
-            except Exception as error:  # which is a fault of the library's
-                row["refused"] = f"BARE {type(error).__name__}: {error}"
-            else:
-                ways = [way for layer in graph.layers for way in layer.propagations]
-                follow = any(not way.of_tokens for way in ways)
-                row |= {"layers": len(graph.layers), "parameters": graph.parameters}
-                row["between"] = "cut" if follow else "whole"
-            row["s"] = round(time.perf_counter() - began, 1)
-            yield _report(rows)
-    if progress.wants("verified") and graphs:
-        with Cluster(RANKS, timeout=600.0) as cluster:
-            for name in progress.each("verified", list(graphs)):
-                rows[name] |= _verified(cluster, graphs[name])
-                yield _report(rows)
+    with Cluster(RANKS, timeout=600.0) if kinds else nullcontext() as cluster:
+        for kind, names in lists.items():
+            for name in progress.each(kind, names):
+                candidate = _small(kind, name)
+                if candidate is not None:
+                    row = rows[candidate.name] = _row(candidate)
+                    row |= _tried(cluster, candidate)
+                    yield _report(rows)
     if progress.wants("memory"):
         with Cluster(RANKS, timeout=600.0) as cluster:
             machines = KernelMachines(cluster)
@@ -182,6 +160,29 @@ def _of_schemes(
             except Exception as error:  # one model's failure must not hide all others
                 row["refused"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             yield _report(rows)
+
+
+def _tried(cluster: Any, candidate: Candidate) -> dict[str, Cell]:
+    """What tracing a model gives, and verifying it; or why it was refused."""
+    began = time.perf_counter()
+    try:
+        with _within(MOST_S):
+            graph = candidate.traced()
+    except _TookTooLongError:
+        return {"refused": f"not traced within {MOST_S} s"}
+    except (TraceError, ModelError) as error:
+        return {"refused": " ".join(str(error).split())}
+    except Exception as error:  # which is a fault of the library's
+        return {"refused": f"BARE {type(error).__name__}: {error}"}
+    ways = [way for layer in graph.layers for way in layer.propagations]
+    follow = any(not way.of_tokens for way in ways)
+    return {
+        "layers": len(graph.layers),
+        "parameters": graph.parameters,
+        "between": "cut" if follow else "whole",
+        "s": round(time.perf_counter() - began, 1),
+        **_verified(cluster, graph),
+    }
 
 
 class _TookTooLongError(BaseException):

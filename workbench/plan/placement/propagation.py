@@ -46,6 +46,9 @@ class Saved:
         view: whether its output has the memory of its first input.
         words: further elements of the output's type, for each element of the output.
         bytes: bytes of further tensors of other types, for each element of the output.
+        forward: elements that are alive beside all this at the most while it runs, for each element
+            of the output, where it is not torch's own.
+        backward: the same while its backward pass runs, beside the gradients that it gives.
     """
 
     inputs: tuple[int, ...] = ()
@@ -53,3 +56,5 @@ class Saved:
     view: bool = False
     words: float = 0.0
     bytes: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0

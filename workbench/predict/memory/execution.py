@@ -283,6 +283,10 @@ class Execution:
             if windows is not None:
                 return windows.workspace(size, 1.0 if heads is None else heads)
             return attention(size, heads)
+        if layer.saved is not None and (layer.saved.forward or layer.saved.backward):
+            size, beside = self.size(operation.gives), (layer.saved.forward, layer.saved.backward)
+            forward, backward = (np.rint(size * each).astype(np.int64) for each in beside)
+            return Workspace(beside_output=forward, beside_gradient=backward)
         return NO_WORKSPACE
 
     def _convolution(self, operation: Operation, layer: Layer) -> Workspace:

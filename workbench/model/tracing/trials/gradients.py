@@ -7,6 +7,7 @@ and all ranks must do the same.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +19,8 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from workbench.model.errors import TraceError
-from workbench.model.tracing.batch import tensors
-from workbench.model.tracing.trials.saved import memory_of, watched
+from workbench.model.tracing.batch import is_users_function, tensors
+from workbench.model.tracing.trials.saved import memory_of, peaks, watched
 
 Call = Callable[[str, Any, Any, Any], Any]
 
@@ -45,7 +46,7 @@ def trained_parameters(
     reached: set[Node] = set()
     with torch.enable_grad():
         held = memory_of([*root.parameters(), *root.buffers()])
-        returned = [y for y in _run(graph, batch, call, reached, held) if y.requires_grad]
+        returned = [y for y in _run(graph, root, batch, call, reached, held) if y.requires_grad]
         if returned:
             _back(returned)
     for node in graph.nodes:
@@ -56,6 +57,7 @@ def trained_parameters(
 
 def _run(
     graph: torch.fx.Graph,
+    root: nn.Module,
     batch: Mapping[str, Tensor],
     call: Call,
     reached: set[Node],
@@ -76,6 +78,12 @@ def _run(
         result, node.meta["saved"] = watched(
             partial(call, node.op, node.target, args, kwargs), given, held
         )
+        if _is_foreign(node, root):
+            copies = {source: _copied(values[source]) for source in sources}  # it may write there
+            args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
+            again = partial(call, node.op, node.target, args, kwargs)
+            forward, backward = peaks(again, list(copies.values()))
+            node.meta["saved"] = replace(node.meta["saved"], forward=forward, backward=backward)
         values[node] = pytree.tree_map(_apart, result)
         for tensor in tensors(values[node]):
             if tensor.requires_grad:
@@ -83,9 +91,20 @@ def _run(
     raise AssertionError("a graph ends with its output")
 
 
+def _is_foreign(node: Node, root: nn.Module) -> bool:
+    """Whether it is one operation whose code is not torch's: it may make what nobody sees."""
+    if node.op == "call_module":
+        return not type(root.get_submodule(str(node.target))).__module__.startswith("torch.")
+    return node.op == "call_function" and is_users_function(node.target)
+
+
 def _apart(value: Any) -> Any:
     """A tensor that is no view: one that is changed in place would lose its hook."""
     return value.clone() if isinstance(value, Tensor) and value._is_view() else value
+
+
+def _copied(value: Any) -> Any:
+    return pytree.tree_map_only(Tensor, torch.clone, value)
 
 
 def _note(reached: set[Node], node: Node, gradient: Tensor | None) -> None:

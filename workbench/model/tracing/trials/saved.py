@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.model.tracing.batch import tensors
 from workbench.plan.placement.propagation import Saved
@@ -53,6 +55,66 @@ def watched(
         words=words / max(elements, 1),
         bytes=others / max(elements, 1),
     )
+
+
+def peaks(call: Callable[[], Any], given: Sequence[Any]) -> tuple[float, float]:
+    """The most that an operation takes beside what stays, forward and backward.
+
+    Elements for each element of its output. Its output and what is saved stay, and the gradients
+    that it gives.
+
+    Args:
+        call: a function that runs it on fake tensors.
+        given: the values that it reads.
+    """
+    with _NewMemory() as forward:
+        result = call()
+        taken = forward.most - forward.alive
+    made = [tensor for tensor in tensors(result) if tensor.requires_grad]
+    wanted = [tensor for value in given for tensor in tensors(value) if tensor.requires_grad]
+    given_bytes = max(sum(tensor.nbytes for tensor in tensors(result)), 1)
+    if not made or not wanted:
+        return taken / given_bytes, 0.0
+    starts = [torch.ones_like(tensor) for tensor in made]
+    with _NewMemory() as backward:
+        gradients = torch.autograd.grad(made, wanted, starts, allow_unused=True)
+        back = backward.most - backward.alive
+    del gradients
+    return taken / given_bytes, back / given_bytes
+
+
+class _NewMemory(TorchDispatchMode):
+    """Looks on which memory is made.
+
+    Attributes:
+        alive: the bytes made since it began that are still alive.
+        most: the most that there were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    @property
+    def alive(self) -> int:
+        return sum(size for made, size in self._made.values() if not made.expired())
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        read = memory_of(tensors((args, kwargs)))
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors(result):
+            if _memory(tensor) not in read:
+                storage = tensor.untyped_storage()
+                self._made[_memory(tensor)] = StorageWeakRef(storage), storage.nbytes()
+        self.most = max(self.most, self.alive)
+        return result
 
 
 def memory_of(these: Iterable[Tensor]) -> frozenset[int]:
