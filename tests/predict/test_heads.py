@@ -103,9 +103,51 @@ class Chosen(nn.Module):
         return self.down(torch.where(x.detach() > 0, x, 0.1 * x))
 
 
-def test_of_what_is_read_only_what_is_saved_is_kept(on_ranks, tmp_path):
+class Stretched(Chosen):
+    """A parameter is broadcast: its gradient is as large as the activations before it is summed."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(2048))
+
+    def forward(self, ids):
+        return self.down(self.up(self.table(ids)) * self.scale)
+
+
+class Cubed(torch.autograd.Function):
+    """A function of one's own, which makes what nobody sees, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x + 0.1 * (x * x) * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * (1 + 0.3 * x * x) + 0 * (x + 1) * (x - 1)
+
+
+class Activation(nn.Module):
+    def forward(self, x):
+        return Cubed.apply(x)
+
+
+class Foreign(Chosen):
+    """As Bloom's, whose GELU is such a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.activation = Activation()
+
+    def forward(self, ids):
+        return self.down(self.activation(self.up(self.table(ids))))
+
+
+@pytest.mark.parametrize("net", [Chosen, Stretched, Foreign])
+def test_of_what_is_read_only_what_is_saved_is_kept(on_ranks, tmp_path, net):
     torch.manual_seed(0)
-    module = Chosen()
+    module = net()
     graph = trace(module, input_shape=(64,), vocabulary=200)
     plan, data = Plan.data_parallel(graph, 2), Synthetic(samples=64, classes=200)
     run = experiment(plan, data=data, batch_size=32)

@@ -6,7 +6,7 @@ that the model returns. A parameter without a gradient then has none in training
 and all ranks must do the same.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -78,7 +78,7 @@ def _run(
         result, node.meta["saved"] = watched(
             partial(call, node.op, node.target, args, kwargs), given, held
         )
-        if _is_foreign(node, root):
+        if _is_foreign(node, root) or _meets_parameter(given):
             copies = {source: _copied(values[source]) for source in sources}  # it may write there
             args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
             again = partial(call, node.op, node.target, args, kwargs)
@@ -96,6 +96,13 @@ def _is_foreign(node: Node, root: nn.Module) -> bool:
     if node.op == "call_module":
         return not type(root.get_submodule(str(node.target))).__module__.startswith("torch.")
     return node.op == "call_function" and is_users_function(node.target)
+
+
+def _meets_parameter(given: Sequence[Any]) -> bool:
+    """Whether a parameter is broadcast: its gradient is first made as large as the activation's."""
+    read = [tensor for value in given for tensor in tensors(value) if tensor.requires_grad]
+    sizes = {tensor.numel() for tensor in read}
+    return len(sizes) > 1 and any(isinstance(tensor, nn.Parameter) for tensor in read)
 
 
 def _apart(value: Any) -> Any:
