@@ -60,7 +60,34 @@ _SCALED = ("self.m1 = Scaled(11, 8)", "self.head = nn.Linear(8, 11, bias=False)"
 _SCALED_TIED = (*_SCALED, "self.head.weight = self.m1.weight")
 SCALED = ("x = self.head(torch.tanh(self.m1(x)))",)
 
+_NORMED = (
+    "rows, tokens, width = x.shape",
+    "q, k, v = self.m1(x).reshape(rows, tokens, 3, 4, 4).permute(2, 0, 3, 1, 4)",
+    "x = F.scaled_dot_product_attention(self.m2(q), self.m3(k), v, is_causal=True)",
+    "x = self.head(torch.tanh(self.out(x.transpose(1, 2).flatten(2))).mean(1))",
+)
+NORMED = Net(
+    (5, 8),
+    (
+        "self.m1 = nn.Linear(8, 48)",
+        "self.m2, self.m3 = nn.RMSNorm(4), nn.LayerNorm(4)",
+        "self.out, self.head = nn.Linear(16, 6), nn.Linear(6, 3)",
+    ),
+    _NORMED,
+)
+
 WRITTEN = {
+    "norms of heads that are modules": Case(
+        NORMED,
+        Cut(3, (("m1", "shard_out", 3, (2, 0, 1)), ("out", "shard_in", 3, (2, 0, 1)))),
+        Run(steps=3, accumulate=2, clip=(("clip_norm", 0.5),)),
+    ),
+    "norms of heads that are modules, in two groups, resumed": Case(
+        NORMED,
+        Cut(4, (("m1", "shard_out", 2, (1, 3)), ("out", "shard_in", 2, (1, 3))), rows=(1, 0, 2, 1)),
+        Run(steps=3, checkpoint_every=1, optimizer="AdamW(lr=0.01)", shard=True),
+        "resumed",
+    ),
     "what is made for evaluations is made anew": Case(
         Net(
             (8,),

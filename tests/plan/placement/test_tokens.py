@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import workbench as wb
+from tests.oracle.cases import graph_of
+from tests.oracle.written import NORMED
 from workbench.plan.placement.layout import Layout
 from workbench.plan.placement.placement import Replicate, Shard
 
@@ -160,3 +162,15 @@ def test_weights_that_step_before_the_sum_are_refused(plan, tokens, sync, reason
     given = dict(plan=plan.with_shard_tokens(tokens), sync=sync, data="synthetic", steps=1)
     with nullcontext() if reason is None else pytest.raises(wb.ExperimentError, match=reason):
         wb.Experiment(**given, optimizer="sgd", batch_size=4)
+
+
+def test_so_are_norms_of_some_heads():
+    graph = graph_of(NORMED)
+    plan = wb.Plan.data_parallel(graph, 2).with_layer("m1", scheme="shard_out")
+    plan = plan.with_layer("out", scheme="shard_in")
+    placed = plan.flow.weights["m2.weight"]
+    assert (placed.placement, placed.group_size) == (Replicate(), 1)
+    with pytest.raises(wb.ExperimentError, match="'m2' has some heads.*scheme='replicate'"):
+        wb.Experiment(
+            plan=plan, sync=wb.LocalSGD(), data="synthetic", steps=1, optimizer="sgd", batch_size=4
+        )

@@ -40,7 +40,7 @@ from workbench.plan.experiment.sync import ParameterServer as ParameterServer
 from workbench.plan.experiment.sync import Pipelined as Pipelined
 from workbench.plan.experiment.sync import Sync as Sync
 from workbench.plan.experiment.sync import Synchronous as Synchronous
-from workbench.plan.experiment.sync import check_tokens
+from workbench.plan.experiment.sync import check_pieces
 from workbench.plan.experiment.task import CIFAR10 as CIFAR10
 from workbench.plan.experiment.task import AnyLoss, as_loss, as_metrics, check_evaluated, with_steps
 from workbench.plan.experiment.task import CrossEntropy as CrossEntropy
@@ -208,7 +208,7 @@ class Experiment(Value):
         if self.schedule is not None:
             self.schedule.check(self.optimizer, self.steps)
         check_scaled(self.precision, self.loss_scale, self.sync)
-        check_tokens(self.plan, self.sync)
+        check_pieces(self.plan, self.sync)
         if isinstance(self.loss, CrossEntropy):
             self.loss.check(self.plan.graph)
         return self

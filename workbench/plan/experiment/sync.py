@@ -396,31 +396,35 @@ def warm(sync: Sync) -> Pipelined:
     return Pipelined(width=1, algorithm=algorithm, codec=codec, bucket_bytes=sync.bucket_bytes)
 
 
-def check_tokens(plan: Plan, sync: Sync) -> None:
-    """Checks that no weight steps by some tokens of other ranks' rows alone.
+def check_pieces(plan: Plan, sync: Sync) -> None:
+    """Checks that no weight steps by a piece of other ranks' rows alone: some tokens, or heads.
 
     Args:
         plan: the plan.
         sync: the strategy.
 
     Raises:
-        ValueError: the plan divides tokens, and weights step before the ranks' gradients are
-            summed; the text names a layer.
+        ValueError: a layer with weights is computed piece by piece, and weights step before the
+            ranks' gradients are summed; the text names the layer.
     """
     per_round = isinstance(sync, Synchronous) and sync.per_round
-    if not plan.shard_tokens or not (sync.timing.of_weights or per_round) or not plan.is_at_hand:
+    if not (sync.timing.of_weights or per_round) or not plan.is_at_hand:
         return
     learns = plan.graph.learning
     for layer in plan.graph.layers:
         way = plan.flow.ways.get(layer.name)
-        read = (name for name in layer.inputs if plan.graph.rows_of(name) == 0)
-        trained = layer.parameters > 0 or any(name in learns for name in read)
-        if way is not None and way[0].of_tokens and trained:
+        if way is None:
+            continue
+        read = any(name in learns and not plan.graph.rows_of(name) for name in layer.inputs)
+        if layer.parameters > 0 or (way[0].of_tokens and read):
+            what, remedy = "heads", "keep the linear layers before it whole (scheme='replicate')"
+            if way[0].of_tokens:
+                what, remedy = "tokens", "plan.with_shard_tokens(False)"
             raise ValueError(
-                f"layer {layer.name!r} has some tokens of all rows of its group, so that a rank's "
+                f"layer {layer.name!r} has some {what} of all rows of its group, so that a rank's "
                 f"gradient is a summand, and under {sync.title}{', per_round=True' * per_round} "
-                "weights step before these are summed: plan.with_shard_tokens(False), or "
-                "Synchronous, ParameterServer or Pipelined"
+                f"weights step before these are summed: {remedy}, or Synchronous, "
+                "ParameterServer or Pipelined"
             )
 
 

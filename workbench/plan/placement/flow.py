@@ -80,14 +80,13 @@ def place_weight(
         return WeightPlacement(placement, group_size, weight.shape, weight.dtype, weight.trainable)
 
     k, choice = read.group_size, choices.get(layer.name)
+    if way_of(layer, read) is not None:
+        return placed(Replicate(), 1)  # each rank's gradient is a summand, as with rows of its own
     if len(weight.shape) == 0 or k == 1:
         return placed(Replicate(), k)
     if choice is not None and choice.group_size > 1:
         division = choice.division(layer)
         return placed(choice.meant.holds(layer, weight, division, read.placement), k)
-    way = way_of(layer, read)
-    if way is not None and way[0].of_tokens:
-        return placed(Replicate(), 1)  # each rank's gradient is a summand, as with rows of its own
     if isinstance(read.placement, Shard):
         return placed(Shard(0, read.placement.sizes, read.placement.blocks), k)
     return placed(Replicate(), k)

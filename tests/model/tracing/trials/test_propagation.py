@@ -39,9 +39,12 @@ def roots(x):
     return (x * x.flatten(1).amin(1).sqrt()[:, None, None, None]).cumsum(2)
 
 
+def traced(module):
+    return {layer.name: layer for layer in trace(module, input_shape=(TOKENS, 4)).layers}
+
+
 def layers_of(function, last=WIDTH):
-    graph = trace(Between(function, last), input_shape=(TOKENS, 4))
-    return {layer.name: layer for layer in graph.layers}
+    return traced(Between(function, last))
 
 
 def ways(function, last=WIDTH):
@@ -75,6 +78,17 @@ def test_units_are_the_coarsest_on_the_way():
     layers = layers_of(both)
     assert (layers["first"].output_units, layers["first"].output_blocks) == (4, 1)
     assert layers["last"].input_units == 4
+
+
+@pytest.mark.parametrize("norm", [nn.RMSNorm(4), nn.LayerNorm(4)])
+def test_norms_of_heads_that_are_modules(norm):
+    class Normed(Between):
+        def __init__(self):
+            super().__init__(lambda own, x: own.norm(heads(x)).flatten(2))
+            self.norm = norm
+
+    (way,) = (w for w in traced(Normed())["norm"].propagations if not w.of_tokens)
+    assert way == Propagation(((2, 1),), (2, 1), HEADS)
 
 
 def test_blocks_are_cut_alike():

@@ -12,10 +12,11 @@ attention, and the halves of a gated unit. Such layers are then cut into whole u
 Query, key and value may be one linear layer: its features are three blocks, cut alike.
 
 A parameter that such an operation reads whole, as the weight of a norm of heads, learns from the
-pieces of all ranks: its gradient is summed over them, so no other operation may read it.
+pieces of all ranks: its gradient is summed over them, so no other operation may read it. Weights of
+a module that is cut so are whole, and each rank's gradients are summands.
 
 What computes each token of [rows, tokens, features] by itself, as a norm of features, may be cut by
-tokens, wherever it stands; the weights of a module that does so are whole.
+tokens, wherever it stands.
 """
 
 import math
@@ -50,7 +51,7 @@ _BY_TOKENS: Cut = (1, 1)
 _ALONE = (1, 1)  # (first, number) of the piece that is tried by itself
 _KEPT = ("elementwise", "dropout")  # the kinds that keep a cut
 _MET = ("add", "mul")  # those that keep a cut that both inputs have, which are of one shape
-_TRIED = (*_MET, "pool", "op")  # those of which trying shows what they keep
+_TRIED = (*_MET, "pool", "layer_norm", "op")  # those of which trying shows what they keep
 
 
 def find_propagations(graph: torch.fx.Graph, traced: Traced) -> None:
@@ -118,7 +119,7 @@ class _Search:
             return _kept(kind, read[0])
         if kind in _MET and _of_one_shape(node):
             return _in_common(read)
-        if kind not in _TRIED or self._holds_weights(node):
+        if kind not in _TRIED or not self._holds_plain_weights(node):
             return {}
         self.found[node] = self._propagations(node)
         return {p.output: p.pieces for p in self.found[node]}
@@ -184,7 +185,7 @@ class _Search:
         of_kind = ("linear", "embedding", *_KEPT, *_MET)
         if not _tokens(node) or self.traced.kinds.get(node) in of_kind or node.meta["draws"]:
             return ()
-        if node.op == "call_module" and not self._holds_plain_weights(node):
+        if not self._holds_plain_weights(node):
             return ()
         cuts: list[Cut] = []
         sliced: list[tuple[int, int]] = []
@@ -216,6 +217,8 @@ class _Search:
 
     def _holds_plain_weights(self, node: Node) -> bool:
         """Whether all that a module holds are parameters of its own: no buffers, no parts'."""
+        if node.op != "call_module":
+            return True
         module = self.traced.root.get_submodule(str(node.target))
         return not (any(map(has_tensors, module.children())) or [*module.buffers()])
 
@@ -225,11 +228,6 @@ class _Search:
 
     def _is_linear(self, node: Node) -> bool:
         return self.traced.kinds.get(node) == "linear"
-
-    def _holds_weights(self, node: Node) -> bool:
-        if node.op != "call_module":
-            return False
-        return has_tensors(self.traced.root.get_submodule(str(node.target)))
 
     def _held(self, node: Node) -> list[int]:
         """What tells the parameters that a node uses from others."""
