@@ -170,7 +170,7 @@ def test_so_are_norms_of_some_heads():
     plan = plan.with_layer("out", scheme="shard_in")
     placed = plan.flow.weights["m2.weight"]
     assert (placed.placement, placed.group_size) == (Replicate(), 1)
-    with pytest.raises(wb.ExperimentError, match="'m2' has some heads.*scheme='replicate'"):
+    with pytest.raises(wb.ExperimentError, match=r"'m2' has some heads.*scheme='replicate'"):
         wb.Experiment(
             plan=plan, sync=wb.LocalSGD(), data="synthetic", steps=1, optimizer="sgd", batch_size=4
         )
