@@ -154,11 +154,13 @@ class Placing:
             readers = self.graph.consumers[layer.name]
             wanted = preferred[readers[0]] if readers else ROWS
             by_scheme = self.schemes.get(layer.name)
-            by_tokens = self._by_tokens(layer, [preferred[name] for name in readers])
+            divided = None
+            if self.tokens and layer.kind not in SPLITTABLE:
+                divided = self._by_tokens(layer, [preferred[name] for name in readers])
             if by_scheme is not None:
                 preferred[layer.name] = by_scheme
-            elif by_tokens is not None:
-                preferred[layer.name] = by_tokens
+            elif divided is not None:
+                preferred[layer.name] = divided
             elif wanted is ROWS or layer.kind in SPLITTABLE:
                 preferred[layer.name] = ROWS
             elif layer.kind in ("batch_norm", "add", "mul"):
@@ -177,9 +179,7 @@ class Placing:
             preferred: what its readers prefer.
         """
         shape = layer.output_shape
-        if not self.tokens or layer.kind in SPLITTABLE or len(shape) != 2:
-            return None
-        for one in preferred:
+        for one in preferred if len(shape) == 2 else ():
             whole = one.group_size > 1 and one.placement == Replicate()
             if whole or is_by_tokens(one, shape):
                 layout = by_tokens(shape, one.group_size, self.tokens)
