@@ -77,6 +77,20 @@ NORMED = Net(
 )
 
 WRITTEN = {
+    "a tied bias of scores, cut by features, of which a rank has none": Case(
+        Net(
+            (5,),
+            (
+                "self.m1, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)",
+                "self.head.weight = self.m1.weight",
+                "self.bias = self.head.bias",
+            ),
+            SCALED,
+            vocabulary=11,
+        ),
+        Cut(3, (("m1", "shard_out", 3, (2, 0, 1)),)),
+        Run(steps=3, optimizer="AdamW(lr=0.01)"),
+    ),
     "norms of heads that are modules": Case(
         NORMED,
         Cut(3, (("m1", "shard_out", 3, (2, 0, 1)), ("out", "shard_in", 3, (2, 0, 1)))),

@@ -232,7 +232,10 @@ class _Cutting:
         """Gives a tied weight to every module that has it."""
         for weight in (weight for weight in layer.weights if weight.aliases):
             owner, _, leaf = weight.name.rpartition(".")
-            tensor = getattr(self.traced.get_submodule(owner), leaf)
+            module = self.traced.get_submodule(owner)
+            tensor = getattr(module, leaf, None)
+            if tensor is None:  # a bias that another rank adds
+                tensor = getattr(module, f"unused_{leaf}")
             for alias in weight.aliases:
                 _set_tensor(self.traced, alias, tensor)
 

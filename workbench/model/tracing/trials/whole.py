@@ -10,7 +10,7 @@ another order; nor if the module fails on made-up samples, or gives NaN.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -86,7 +86,7 @@ def show_same(
                     f"{graph.source.name} runs in {mode}, and what was traced of it fails "
                     f"({type(error).__name__}: {error}). {_CAUSES}"
                 ) from None
-            if found is not None and (said := _difference(own, found)):
+            if found is not None and (said := _difference(own, _under_all_names(found, module))):
                 raise TraceError(
                     f"{graph.source.name} computes in {mode} something else than was traced of it: "
                     f"{said}. {_CAUSES}"
@@ -134,6 +134,18 @@ def _run(
         parameters = model.named_parameters(remove_duplicate=False)
         gradients = {name: p.grad for name, p in parameters if p.grad is not None}
     return _Found(tuple(output.detach() for output in outputs), gradients)
+
+
+def _under_all_names(found: _Found, module: nn.Module) -> _Found:
+    """The same with each gradient under every name that its parameter has in a module."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in _named(module):
+        names.setdefault(id(tensor), []).append(name)
+    gradients = dict(found.gradients)
+    for alike in names.values():
+        known = next((gradients[name] for name in alike if name in gradients), None)
+        gradients |= {} if known is None else dict.fromkeys(alike, known)
+    return replace(found, gradients=gradients)
 
 
 def _difference(own: _Found, found: _Found) -> str:
