@@ -45,7 +45,8 @@ class There(TorchDispatchMode):
 
 def model_of(net: Net, device: torch.device = DEVICE) -> CutModel:
     module, graph = net.build(), graph_of(net)
-    held = HeldPieces({**dict(module.named_parameters()), **dict(module.named_buffers())})
+    named = (module.named_parameters, module.named_buffers)  # by all their names
+    held = HeldPieces({n: t for of in named for n, t in of(remove_duplicate=False)})
     plan = Plan.data_parallel(graph, 1)
     groups = {spec: Group(*spec, 0, Recorder()) for spec in group_specs(plan)}
     context = BatchContext(0, (ROWS,), seed=0)

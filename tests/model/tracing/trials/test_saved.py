@@ -51,7 +51,7 @@ CASES = {
     "its input": ("silu", lambda net, x: F.silu(x), Saved(inputs=(0,))),
     "in place": ("relu", lambda net, x: F.relu(x, inplace=True), Saved(inputs=(0,), view=True)),
     "a buffer is there anyway": ("mul", lambda net, x: x * net.table, Saved()),
-    "a factor": ("mul", lambda net, x: net.scale * x, Saved(inputs=(1,))),
+    "a factor": ("mul", lambda net, x: net.scale * x, Saved(inputs=(1,), backward=1.0)),
     "a mask": (
         "masked_fill",
         lambda net, x: x.masked_fill(x > 0, 0.0),

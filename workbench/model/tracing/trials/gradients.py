@@ -7,6 +7,7 @@ and all ranks must do the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -82,8 +83,9 @@ def _run(
             copies = {source: _copied(values[source]) for source in sources}  # it may write there
             args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
             again = partial(call, node.op, node.target, args, kwargs)
-            forward, backward = peaks(again, list(copies.values()))
-            node.meta["saved"] = replace(node.meta["saved"], forward=forward, backward=backward)
+            with suppress(Exception):  # which `_back` explains
+                forward, backward = peaks(again, list(copies.values()))
+                node.meta["saved"] = replace(node.meta["saved"], forward=forward, backward=backward)
         values[node] = pytree.tree_map(_apart, result)
         for tensor in tensors(values[node]):
             if tensor.requires_grad:
