@@ -7,6 +7,7 @@ Three updates in fp64 are compared with one process.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ def variants(library: Any, names: Sequence[str] = tuple(ARCHITECTURES)) -> Itera
         both = name not in ("vit", "swin", "t5") and hasattr(default, _TIED)
         for tied in (True, False) if both else (None,):
             said = "" if tied is None else ", tied" if tied else ", apart"
-            yield Variant(f"{name}{said}", lambda n=name, t=tied: _graph(library, n, t))  # type: ignore[misc]
+            yield Variant(f"{name}{said}", partial(_graph, library, name, tied))
 
 
 def _graph(library: Any, name: str, tied: bool | None) -> Graph:

@@ -158,7 +158,7 @@ def checked_tokens(tokens: Tokens, choices: Mapping[str, LayerPlan]) -> Tokens:
     """Whether tokens are divided between cut layers, and how; equal shares are True.
 
     Args:
-        tokens: what a plan says.
+        tokens: the plan's `shard_tokens`.
         choices: the choices of its layers.
 
     Raises:

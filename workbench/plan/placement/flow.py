@@ -176,7 +176,7 @@ class Placing:
 
         Args:
             layer: the layer.
-            preferred: what its readers prefer.
+            preferred: the layouts that its readers prefer.
         """
         shape = layer.output_shape
         for one in preferred if len(shape) == 2 else ():

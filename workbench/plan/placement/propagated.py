@@ -110,7 +110,7 @@ def by_tokens(shape: tuple[int, ...], group_size: int, tokens: Tokens) -> Layout
     """The layout over a group in which each rank has some tokens of all the group's rows.
 
     Args:
-        shape: that of one sample [tokens, features].
+        shape: the shape of one sample [tokens, features].
         group_size: the ranks of a group.
         tokens: the relative tokens of each rank of the group; True: equal ones.
     """
@@ -123,7 +123,7 @@ def is_by_tokens(layout: Layout, shape: tuple[int, ...]) -> bool:
 
     Args:
         layout: the layout.
-        shape: that of one sample.
+        shape: the shape of one sample.
     """
     return len(shape) == 2 and isinstance(layout.placement, Shard) and layout.placement.dim == 1
 

@@ -23,8 +23,8 @@ class Propagation:
         drawn: the dimension along which the random tensors that it draws are cut; 0: it draws none.
         of_tokens: whether that is dimension 1 of [rows, tokens, features], and each token is
             computed by itself.
-        sliced: of inputs without rows, that all ranks have whole, (place, dimension) of those of
-            which a rank takes its tokens, such as positions [tokens, features].
+        sliced: (place, dimension) of each input that has no rows, such as positions [tokens,
+            features], and of which a rank, which has it whole, reads its own tokens.
     """
 
     inputs: tuple[tuple[int, ...], ...]

@@ -183,7 +183,8 @@ class _Search:
     def _by_tokens(self, node: Node) -> tuple[Propagation, ...]:
         """The way in which an operation may be cut by tokens, where its kind does not say so."""
         of_kind = ("linear", "embedding", *_KEPT, *_MET)
-        if not _tokens(node) or self.traced.kinds.get(node) in of_kind or node.meta["draws"]:
+        tokens = _tokens(node)
+        if not tokens or self.traced.kinds.get(node) in of_kind or node.meta["draws"]:
             return ()
         if not self._holds_plain_weights(node):
             return ()
@@ -191,12 +192,12 @@ class _Search:
         sliced: list[tuple[int, int]] = []
         for place, source in enumerate(reader_inputs(node)):
             counts = _is_size(source) and not _is_type(source) and source.meta["values"] != BATCHES
-            if counts or (_has_rows(source) and _tokens(source) != _tokens(node)):
+            if counts or (_has_rows(source) and _tokens(source) != tokens):
                 return ()
             dim = 0 if _is_size(source) else _first(source).ndim - 2
             if _has_rows(source):
                 cuts.append(_BY_TOKENS)
-            elif dim >= 0 and not _is_size(source) and _first(source).shape[dim] == _tokens(node):
+            elif dim >= 0 and not _is_size(source) and _first(source).shape[dim] == tokens:
                 cuts.append((dim, 1))
                 sliced.append((place, dim))
             else:
@@ -205,7 +206,7 @@ class _Search:
             return ()
         key = f"tokens of {self._call(node)}"
         if key not in self._tried:
-            tried = _Trial(node, self.traced).ways(cuts, _tokens(node))
+            tried = _Trial(node, self.traced).ways(cuts, tokens)
             ways = (way for way in tried if way.output == _BY_TOKENS and way.pieces > 1)
             whole = [place for place, _ in sliced]
             inputs = tuple(() if place in whole else cut for place, cut in enumerate(cuts))
