@@ -185,7 +185,7 @@ def test_runs(path: Path, tmp_path: Path) -> None:
         assert all(len(codes[kind].splitlines()) <= 30 for kind in kinds)
     if path.name == "09-language-model.ipynb":
         assert "scaled_dot_product_attention" in text_of(outputs["ways"])
-        assert str(outputs["verify"]).count("fp64: exact") == 2
+        assert str(outputs["verify"]).count("fp64: exact") == 3
         assert "fp64: exact" in str(outputs["clipped"])
         assert "must not depend on others" in text_of(outputs["mean"])
         (table,) = outputs["compare"]
