@@ -11,6 +11,7 @@ from workbench.model.tracing.trace import trace
 from workbench.plan.plan import Plan
 
 PEERS = ("torch_tp", "torch_sequence", "ddp", "divided_tokens")
+WAYS = ("gathered_scores", "scores_by_rows", "loss_parallel")
 
 
 @pytest.mark.slow
@@ -21,12 +22,12 @@ def test_quick(tmp_path):
         *(
             f"{figure}_vs_{peer}"
             for figure in ("throughput", "peak_bytes", "loss_gap")
-            for peer in PEERS
+            for peer in (*PEERS, *WAYS)
         ),
         "speedup_over_one_engine",
         "throughput_vs_one_process",
     }
-    for peer in PEERS:
+    for peer in (*PEERS, *WAYS):
         assert content["figures"][f"loss_gap_vs_{peer}"]["max"] < 1e-4
 
 

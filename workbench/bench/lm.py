@@ -16,10 +16,14 @@ each round has some steps of every system, which are built anew for it.
     tensor-parallel   torch TP, torch TP + sequence
     ddp               torch DDP, one engine and one process
     tokens            the workbench itself with tokens divided
+    loss              the loss alone, of drawn scores that are cut by the vocabulary, against
+                      gathering them, regrouping them by rows, and torch's loss_parallel
+    oversubscribed    as tensor-parallel, on four engines where there are fewer cores or GPUs
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from workbench.bench.nets import GPT
 from workbench.bench.plot import Bar, Chart
@@ -58,11 +62,15 @@ class Size:
 
 FULL = Size(4, 256, 128, 4096, 8, 7, 3)
 QUICK = Size(2, 128, 32, 512, 2, 2, 1)
+CROWD = 4  # engines of the part "oversubscribed"
+LOSS, OVERSUBSCRIBED = "loss", "oversubscribed"
 MATCHES = {
     "tensor-parallel": (("language",), ("language sequence",)),
     "ddp": (("ddp 25",), ("alone",)),
     "tokens": (("divided",),),
+    LOSS: (),
 }
+LOSSES = "workbench.bench.rivals.interleaved:measure_losses"
 FIGURES = {
     "torch TP +": "throughput_vs_torch_sequence",
     "torch TP,": "throughput_vs_torch_tp",
@@ -70,6 +78,9 @@ FIGURES = {
     "one engine": "speedup_over_one_engine",
     "one process": "throughput_vs_one_process",
     "workbench, tokens": "throughput_vs_divided_tokens",
+    "scores gathered": "throughput_vs_gathered_scores",
+    "scores by rows": "throughput_vs_scores_by_rows",
+    "torch loss_parallel": "throughput_vs_loss_parallel",
 }
 
 
@@ -78,30 +89,45 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     size, engines = QUICK if quick else FULL, engines_here()
     module = GPT(size.blocks, size.width, size.tokens, size.vocabulary)
     graph = trace(module, input_shape=(size.tokens,), vocabulary=size.vocabulary)
-    experiment = Experiment(
-        plan=Plan.hybrid(graph, engines),
-        data="text",
-        batch_size=size.rows * engines,
-        optimizer=SGD(lr=0.01, momentum=0.9),
-        steps=1,
-    )
     matches = [Match(part, engines, rivals, 20) for part, rivals in MATCHES.items()]
-    progress.begin(*(Part(one.part, size.rounds, one.seconds) for one in matches))
+    crowded = not quick and Devices.here().count < CROWD
+    if crowded:
+        matches.append(Match(OVERSUBSCRIBED, CROWD, MATCHES["tensor-parallel"], 40))
+    progress.begin(
+        *(Part(one.part, size.rounds, one.seconds) for one in matches),
+        *([] if crowded else [Part(OVERSUBSCRIBED, 0, 0)]),  # named, it is no error
+    )
     found: list[tuple[Match, Found]] = []
-    with Cluster(engines, timeout=300.0) as cluster:
-        for match in filter(lambda match: progress.wants(match.part), matches):
-            found.append((match, Found()))
-            for _ in progress.each(match.part):
-                found[-1][1].add(measured(cluster, experiment, module, match.rivals, size.steps))
-                yield _report(graph, size, engines, found)
+    wanted = [match for match in matches if progress.wants(match.part)]
+    for count, those in groupby(wanted, key=lambda match: match.engines):
+        experiment = Experiment(
+            plan=Plan.hybrid(graph, count),
+            data="text",
+            batch_size=size.rows * count,
+            optimizer=SGD(lr=0.01, momentum=0.9),
+            steps=1,
+        )
+        # One of its own: engines have their own cores only if there are no more of them.
+        with Cluster(count, timeout=300.0) as cluster:
+            for match in those:
+                found.append((match, Found()))
+                for _ in progress.each(match.part):
+                    if match.part == LOSS:
+                        ranks = cluster.call(LOSSES, experiment, module=module, steps=size.steps)
+                    else:
+                        ranks = measured(cluster, experiment, module, match.rivals, size.steps)
+                    found[-1][1].add(ranks)
+                    yield _report(graph, size, engines, found)
 
 
 def _report(graph: Graph, size: Size, engines: int, found: Sequence[tuple[Match, Found]]) -> Report:
     rows: list[dict[str, Cell]] = []
     figures: dict[str, Figure] = {}
     for match, one in found:
-        rows += [{"part": match.part, **row} for row in rows_of(graph, engines, engines, one)]
-        figures |= _figures(one)
+        count = match.engines
+        rows += [{"part": match.part, **row} for row in rows_of(graph, count, count, one)]
+        end = "_oversubscribed" if match.part == OVERSUBSCRIBED else ""
+        figures |= {f"{name}{end}": figure for name, figure in _figures(one).items()}
     speeds = bars_of(rows, "{system} ({part})")
     ratios = tuple(
         Bar(name, figure.median, figure.min, figure.max, True) for name, figure in figures.items()
@@ -118,7 +144,8 @@ def _report(graph: Graph, size: Size, engines: int, found: Sequence[tuple[Match,
             "Peak: live tensor bytes of one rank, from the first tensor to the second step; "
             "one engine and one process share their model.",
             "Loss: of the last step, on the sources of Python's standard library. All start alike "
-            "and read the same rows.",
+            "and read the same rows. In the part of the loss alone samples are labels, scores are "
+            f"drawn, as many as the model gives for a batch, and a turn is {size.steps} steps too.",
             "DTensor has no fused update: TP updates its cut weights with foreach.",
         ),
         (Chart("samples/s", speeds), Chart("the workbench's share", ratios, target=1.0)),
@@ -135,7 +162,7 @@ def _figures(found: Found) -> dict[str, Figure]:
             continue
         ratios = [a / b for a, b in zip(found.speeds["workbench"], theirs, strict=True)]
         figures[figure] = Figure.of(ratios)
-        if name.startswith(("torch", "workbench")):
+        if not name.startswith("one "):
             share = found.peaks["workbench"] / found.peaks[name]
             figures[figure.replace("throughput", "peak_bytes")] = Figure(share, share, share)
             gap = abs(found.losses["workbench"] - found.losses[name])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from workbench.bench.rivals.losses import WAYS, loss_sides
 from workbench.bench.rivals.rivals import Side, build_rival, whole_machine, workbench_side
 from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
@@ -117,6 +118,28 @@ def measure_plans(
             first = WARM_UP + index * steps
             for side in sides:
                 bench.run(side, range(first, first + steps))
+        return bench.found
+
+
+def measure_losses(
+    config: RankConfig, experiment: Experiment, *, weights: Path, steps: int
+) -> Measured:
+    """Builds each way to the loss of cut scores, then runs a round of `steps` steps of each.
+
+    Args:
+        config: the rank's number, device and connection to the others.
+        experiment: the experiment whose model, batch and seed give the scores.
+        weights: not read: scores are drawn.
+        steps: the number of steps of a turn.
+    """
+    with PeakMeter(torch.device(config.device)) as meter, World.open(config) as world:
+        groups = world.groups(group_specs_of(experiment.plan))
+        bench = _Bench(meter, everyone(groups, experiment.plan), world.device)
+        sides = list[Side]()
+        for way in WAYS:
+            sides += bench.built(partial(loss_sides, way, experiment, world, bench.group))
+        for side in sides:
+            bench.run(side, range(WARM_UP, WARM_UP + steps))
         return bench.found
 
 
