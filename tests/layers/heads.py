@@ -148,6 +148,63 @@ class Masked(Written):
         return self.o((weights @ v).transpose(1, 2).contiguous().view(b, t, c))
 
 
+class Relative(Separate):
+    """Biases of relative positions: of each head, of one table, for two attentions."""
+
+    def __init__(self):
+        super().__init__()
+        self.second = Separate()
+        self.bias = nn.Embedding(2 * TOKENS - 1, HEADS)
+        places = torch.arange(TOKENS)
+        self.register_buffer("apart", places[:, None] - places + TOKENS - 1)
+
+    @staticmethod
+    def biased(layers, x, bias):
+        shape = (*x.shape[:-1], HEADS, WIDTH // HEADS)
+        q, k, v = (f(x).view(shape).transpose(1, 2) for f in (layers.q, layers.k, layers.v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return layers.o(y.transpose(1, 2).flatten(2))
+
+    def forward(self, x):
+        bias = self.bias(self.apart).permute(2, 0, 1).unsqueeze(0)
+        x = x + self.biased(self, x, bias)
+        return x + self.biased(self.second, x, bias)
+
+
+class Sloped(Written):
+    """Slopes of each head by the distance of tokens, and the least number of the type as mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("slopes", 0.5 ** torch.arange(1.0, HEADS + 1))
+        self.scale = nn.Parameter(torch.rand(HEADS, 1, 1) + 0.5)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        parts = self.qkv(x).view(b, t, 3, HEADS, c // HEADS).unbind(2)
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        places = torch.arange(t, device=x.device)
+        scores = self.scale * (q @ k.transpose(-2, -1))
+        scores = scores + self.slopes[:, None, None] * (places - places[:, None])
+        weights = scores.masked_fill(~self.seen, torch.finfo(scores.dtype).min).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+class Sunk(Separate):
+    """A score of each head that no token has, and whose weight is left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.sinks = nn.Parameter(torch.rand(HEADS))
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q, k, v = (f(x).view(b, t, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        sinks = self.sinks.reshape(1, -1, 1, 1).expand(b, -1, t, -1)
+        weights = torch.cat([q @ k.transpose(-2, -1), sinks], dim=-1).softmax(-1)[..., :-1]
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
 class Turned(nn.Module):
     """A linear layer as GPT-2 has it: its matrix is [in_features, out_features], its rows flat."""
 
@@ -196,6 +253,9 @@ INNER = {
         NormedTogether,
         Written,
         Masked,
+        Relative,
+        Sloped,
+        Sunk,
         Gated,
     )
 }

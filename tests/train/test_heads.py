@@ -49,11 +49,11 @@ def test_a_hybrid_plan_gathers_nothing_inside(inner):
     inside = [one.name for one in graph.layers if one.name in plan.flow.ways]
     assert inside
     for (name, reader), steps in plan.flow.edges.items():
-        if name in inside or reader in inside:
+        if (name in inside or reader in inside) and name != "expand":  # of sinks, to their heads
             assert not steps or graph[name].rows == 0, (name, reader)
-    schemes = [choice.scheme for name, choice in plan.layers.items() if name.startswith("inner")]
-    assert schemes[-1] == "shard_in"
-    assert set(schemes[:-1]) == {"shard_out"}
+    for name, choice in plan.layers.items():
+        if name.startswith("inner"):
+            assert choice.scheme == ("shard_in" if name[-2:] in (".o", "wn") else "shard_out")
 
 
 def test_a_rank_has_whole_heads_of_query_key_and_value():

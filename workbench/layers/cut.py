@@ -115,11 +115,12 @@ class _Cutting:
         self.copied: dict[torch.fx.Node, torch.fx.Node] = {}
         self.steps: dict[tuple[str, tuple[Conversion, ...]], torch.fx.Node] = {}
         self.dtypes: LayerDtypes | None = None
-        self._sizes = {
-            self.nodes[one.node]
-            for one in self.graph.layers
-            if one.kind == "size" and not one.of_type
-        }
+        types = set[str]()  # and numbers that are made of types alone, such as the least of one
+        for one in self.graph.layers:
+            numbers = one.kind == "size" and bool(one.inputs) and types.issuperset(one.inputs)
+            types |= {one.name} if one.of_type or numbers else set()
+        sizes = (one for one in self.graph.layers if one.kind == "size" and one.name not in types)
+        self._sizes = {self.nodes[one.node] for one in sizes}
 
     def apply(self, reader: Reader, device: torch.device, dtype: torch.dtype | None) -> CutModel:
         layers, flow, rank = self.graph.layers, self.flow, self.rank
@@ -393,7 +394,7 @@ class _Cutting:
                     one.replace_input_with(self._node(name), read)
         if layer.name in self.flow.ways:
             self._count_rows(layer, node)
-            self._slice_tokens(layer, node)
+            self._slice(layer, node)
 
     def _count_rows(self, layer: Layer, node: torch.fx.Node) -> None:
         """Lets a cut operation count the rows that it reads: those of its group."""
@@ -406,14 +407,17 @@ class _Cutting:
                     rows = self.traced.graph.call_method("size", (read, 0))
                 node.replace_input_with(self._node(name), rows)
 
-    def _slice_tokens(self, layer: Layer, node: torch.fx.Node) -> None:
-        """Lets an operation cut by tokens read its own of what all ranks have whole."""
+    def _slice(self, layer: Layer, node: torch.fx.Node) -> None:
+        """Lets a cut operation read its own pieces of what all ranks have whole, without rows."""
         way, counts = self.flow.ways[layer.name]
         member = self.rank % len(counts)
         for place, dim in way.sliced:
-            whole = self._node(layer.inputs[place])
+            name = layer.inputs[place]
+            steps = self.flow.edges[name, layer.name]
+            each = self.graph.shape_of(name)[dim] // sum(counts)
+            whole = self._converting(name, steps, layer.name)
             with self.traced.graph.inserting_before(node):
-                own = (whole, dim, sum(counts[:member]), counts[member])
+                own = (whole, dim, each * sum(counts[:member]), each * counts[member])
                 read = self.traced.graph.call_method("narrow", own)
             node.replace_input_with(whole, read)
 

@@ -11,6 +11,7 @@ from workbench.plan.experiment.dry_run import algorithm_of
 from workbench.plan.experiment.strategy import Averaging, Compensated, Late, Strategy, Timing
 from workbench.plan.extension.extension import extension_of, installed, name_of, named
 from workbench.plan.extension.own import Own, OwnObject
+from workbench.plan.placement.propagated import read_whole
 from workbench.plan.plan import Plan
 from workbench.plan.value import Value, by_name
 
@@ -415,8 +416,10 @@ def check_pieces(plan: Plan, sync: Sync) -> None:
         way = plan.flow.ways.get(layer.name)
         if way is None:
             continue
-        read = any(name in learns and not plan.graph.rows_of(name) for name in layer.inputs)
-        if layer.parameters > 0 or (way[0].of_tokens and read):
+        # What only this operation reads has a gradient that is summed over its group at once.
+        summed = set() if way[0].of_tokens else {one.name for one in read_whole(plan.graph, layer)}
+        read = {name for name in layer.inputs if name in learns and not plan.graph.rows_of(name)}
+        if layer.parameters > 0 or read - summed:
             what, remedy = "heads", "keep the linear layers before it whole (scheme='replicate')"
             if way[0].of_tokens:
                 what, remedy = "tokens", "plan.with_shard_tokens(False)"

@@ -37,9 +37,9 @@ def cut_through(
 
 
 def read_whole(graph: Graph, reader: Layer) -> tuple[Layer, ...]:
-    """What learns and has no rows, and is read whole by an operation where that is cut.
+    """What learns and has no rows, and only this operation reads: whole, where that is cut.
 
-    These are parameters, and what is computed from them alone. Nothing else reads them.
+    These are parameters, and what is computed from them alone.
     """
     found: dict[str, Layer] = {}
     ways = reader.propagations
@@ -50,10 +50,20 @@ def read_whole(graph: Graph, reader: Layer) -> tuple[Layer, ...]:
     ]
     while waiting:
         name = waiting.pop()
-        if name in graph.learning and graph.rows_of(name) == 0:
+        if _is_read_once(graph, name):
             found[name] = graph[name]
             waiting += graph[name].inputs
     return tuple(found.values())
+
+
+def _is_read_once(graph: Graph, name: str) -> bool:
+    """Whether a value without rows learns, is read in one place, and so is all it is made of."""
+    if name not in graph.learning or graph.rows_of(name) > 0 or len(graph.consumers[name]) > 1:
+        return False
+    layer = graph[name]
+    if layer.kind != "parameter" and layer.parameters > 0:
+        return False  # a module's
+    return all(_is_read_once(graph, one) for one in layer.inputs if one in graph.learning)
 
 
 def given(layer: Layer, read: Layout) -> Layout | None:

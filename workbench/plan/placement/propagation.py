@@ -24,7 +24,8 @@ class Propagation:
         of_tokens: whether that is dimension 1 of [rows, tokens, features], and each token is
             computed by itself.
         sliced: (place, dimension) of each input that has no rows, such as positions [tokens,
-            features], and of which a rank, which has it whole, reads its own tokens.
+            features] or a bias of heads, and of which a rank, which has it whole, reads its own
+            pieces.
     """
 
     inputs: tuple[tuple[int, ...], ...]

@@ -31,12 +31,15 @@ from typing import Literal
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.propagation import Propagation
+from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.placement.tied import kept_whole, sharing, together
 
 Reason = Literal["cut", "convolution", "small", "light", "shared", "evaluated"]
 
 CANDIDATES = ("linear", "embedding", "attention")
 
+_FOLLOW = ("elementwise", "dropout", "add", "mul")
 LARGE = 1 / 100
 
 HEAVY = 1 / 2
@@ -144,21 +147,33 @@ def alike(one: LayerPlan, other: LayerPlan) -> bool:
 
 
 def _comes_cut(graph: Graph, name: str, choices: Mapping[str, LayerPlan]) -> bool:
-    """Whether all that a value is made of comes cut from layers sharded by their output."""
+    """Whether all that a value is made of, and that may be cut, comes so from cut layers."""
     if name in graph.sources:
         return False
     if name in choices:
         return choices[name].scheme == "shard_out"
     layer = graph[name]
-    ways = [way for way in layer.propagations if not way.of_tokens]
+    ways = _ways(layer)
     if ways:
         read = {i for way in ways for i, cut in enumerate(way.inputs) if cut}
-        return all(_comes_cut(graph, layer.inputs[index], choices) for index in read)
-    follows = layer.kind in ("elementwise", "dropout", "add", "mul")
+        # What nothing cuts is converted to its pieces, as one number for each head.
+        able = [layer.inputs[index] for index in read if _may_come_cut(graph, layer.inputs[index])]
+        return bool(able) and all(_comes_cut(graph, one, choices) for one in able)
     readers = [one for one in graph.consumers[name] if not graph[one].of_type]
-    if not follows or len(readers) > 1:
+    if layer.kind not in _FOLLOW or len(readers) > 1:
         return False
     return all(_comes_cut(graph, above, choices) for above in layer.inputs)
+
+
+def _may_come_cut(graph: Graph, name: str) -> bool:
+    if name in graph.sources:
+        return False
+    layer = graph[name]
+    return layer.kind in (*SPLITTABLE, *_FOLLOW) or bool(_ways(layer))
+
+
+def _ways(layer: Layer) -> list[Propagation]:
+    return [way for way in layer.propagations if not way.of_tokens]
 
 
 RULE = (

@@ -1,5 +1,7 @@
 """Along which dimensions operations may be cut."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -113,9 +115,44 @@ def test_one_input_may_be_whole():
     assert way.output == (1, 1)
 
 
-def test_a_parameter_that_is_read_once_may_be_whole():
+def test_a_parameter_may_be_whole():
     found = ways(lambda module, x: (heads(x) * (1.0 + module.each)).flatten(2))
     assert found["mul"] == (Propagation(((2, 1), ()), (2, 1), HEADS),)
+    found = ways(lambda module, x: (heads(x) * module.each).flatten(2) * module.each.mean())
+    assert found["mul"] == (Propagation(((2, 1), ()), (2, 1), HEADS),)
+
+
+def test_what_has_no_rows_is_sliced_by_heads():
+    of_heads = Propagation(((1, 1), ()), (1, 1), HEADS, sliced=((1, 1),))
+
+    def biased(function):
+        def between(module, x):
+            bias = function(module)
+            return (heads(x).transpose(1, 2) + bias).transpose(1, 2).flatten(2)
+
+        return between
+
+    found = ways(biased(lambda _: torch.ones(1, HEADS, TOKENS, 1)))
+    assert found["add"] == (of_heads,)
+    found = ways(biased(lambda _: torch.ones(HEADS, 1, 1)))
+    assert found["add"] == (replace(of_heads, sliced=((1, 0),)),)
+    found = ways(biased(lambda module: module.first.weight[:HEADS, :1, None]), WIDTH)
+    assert "add" not in found  # a linear layer's own weight, which that layer places
+
+
+def test_what_has_rows_and_comes_whole_is_converted():
+    def sunk(module, x):
+        sinks = module.each.repeat(2)[:HEADS].view(1, HEADS, 1, 1).expand(len(x), -1, TOKENS, 1)
+        return torch.cat([heads(x).transpose(1, 2), sinks], -1)[..., :-1].transpose(1, 2).flatten(2)
+
+    assert ways(sunk)["cat"] == (Propagation(((1, 1), (1, 1)), (1, 1), HEADS),)
+
+
+def test_numbers_of_a_type_count_nothing():
+    def filled(_, x):
+        return heads(x).masked_fill(heads(x) > 1, torch.finfo(x.dtype).min).flatten(2)
+
+    assert "masked_fill" in ways(filled)
 
 
 def test_what_is_drawn_is_cut_too():
@@ -138,9 +175,6 @@ REFUSED = {
     ).flatten(2),
     "turned around": lambda _, x: heads(x).flip(2).flatten(2),
     "a softmax over them": lambda _, x: heads(x).softmax(2).flatten(2),
-    "what is read whole learns elsewhere, too": lambda module, x: (
-        (heads(x) * module.each).flatten(2) * module.each.mean()
-    ),
     "what is read whole is a layer's": lambda module, x: (
         heads(x) * module.last.weight[0, : WIDTH // HEADS]
     ).flatten(2),

@@ -11,9 +11,9 @@ attention, and the halves of a gated unit. Such layers are then cut into whole u
 
 Query, key and value may be one linear layer: its features are three blocks, cut alike.
 
-A parameter that such an operation reads whole, as the weight of a norm of heads, learns from the
-pieces of all ranks: its gradient is summed over them, so no other operation may read it. Weights of
-a module that is cut so are whole, and each rank's gradients are summands.
+What has no rows, as a mask or the bias of relative positions, lies whole on every rank: it is read
+so, or each rank reads its own pieces. Where that learns, as the weight of a norm of heads, each
+rank's gradient is a summand, and so are those of the weights of a module that is cut.
 
 What computes each token of [rows, tokens, features] by itself, as a norm of features, may be cut by
 tokens, wherever it stands.
@@ -23,9 +23,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -37,18 +35,19 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from workbench.model.build import code_of
-from workbench.model.tracing.batch import BATCHES, called, cleared, has_tensors, tensors
-from workbench.model.tracing.draws import Held, drawing
-from workbench.model.tracing.trials.probe import Draw, Probe, Samples, Traced, TrialDraws, alike
+from workbench.model.tracing.batch import BATCHES, has_tensors, tensors
+from workbench.model.tracing.trials.pieces import (
+    Cut,
+    PieceTrial,
+    first_tensor,
+    has_rows,
+    reader_inputs,
+)
+from workbench.model.tracing.trials.probe import Traced
 from workbench.plan.placement.propagation import Propagation
 
-# A dimension, counted with the batch, and the equal blocks of it that are cut alike.
-Cut = tuple[int, ...]
-
 _BLOCKS = (1, 2, 3)
-_SAMPLES: Samples = (1, 2)
 _BY_TOKENS: Cut = (1, 1)
-_ALONE = (1, 1)  # (first, number) of the piece that is tried by itself
 _KEPT = ("elementwise", "dropout")  # the kinds that keep a cut
 _MET = ("add", "mul")  # those that keep a cut that both inputs have, which are of one shape
 _TRIED = (*_MET, "pool", "layer_norm", "op")  # those of which trying shows what they keep
@@ -112,7 +111,7 @@ class _Search:
                 for blocks in _BLOCKS
                 if value.shape[-1] % blocks == 0 < value.ndim - 1
             }
-        read = [self.coming[source] for source in node.all_input_nodes if _has_rows(source)]
+        read = [self.coming[source] for source in node.all_input_nodes if has_rows(source)]
         if not any(read) or node.meta["rows"] != 1:
             return {}
         if kind in _KEPT:
@@ -191,13 +190,13 @@ class _Search:
         cuts: list[Cut] = []
         sliced: list[tuple[int, int]] = []
         for place, source in enumerate(reader_inputs(node)):
-            counts = _is_size(source) and not _is_type(source) and source.meta["values"] != BATCHES
-            if counts or (_has_rows(source) and _tokens(source) != tokens):
+            counts = _counts(source) and source.meta["values"] != BATCHES
+            if counts or (has_rows(source) and _tokens(source) != tokens):
                 return ()
-            dim = 0 if _is_size(source) else _first(source).ndim - 2
-            if _has_rows(source):
+            dim = 0 if _is_size(source) else first_tensor(source).ndim - 2
+            if has_rows(source):
                 cuts.append(_BY_TOKENS)
-            elif dim >= 0 and not _is_size(source) and _first(source).shape[dim] == tokens:
+            elif dim >= 0 and not _is_size(source) and first_tensor(source).shape[dim] == tokens:
                 cuts.append((dim, 1))
                 sliced.append((place, dim))
             else:
@@ -206,7 +205,7 @@ class _Search:
             return ()
         key = f"tokens of {self._call(node)}"
         if key not in self._tried:
-            tried = _Trial(node, self.traced).ways(cuts, tokens)
+            tried = PieceTrial(node, self.traced).ways(cuts, tokens)
             ways = (way for way in tried if way.output == _BY_TOKENS and way.pieces > 1)
             whole = [place for place, _ in sliced]
             inputs = tuple(() if place in whole else cut for place, cut in enumerate(cuts))
@@ -238,14 +237,11 @@ class _Search:
             return []
         return list(map(id, self.traced.root.get_submodule(str(node.target)).parameters()))
 
-    def _read_once(self, source: Node) -> bool:
-        """Whether it is a parameter that is read in one place, or made of such alone."""
-        if len(source.users) > 1 or source.meta["depends"] or source.op == "call_module":
-            return False
-        if source.op == "get_attr":
-            return all(self._users[key] == 1 for key in self._held(source))
+    def _is_owned(self, source: Node) -> bool:
+        """Whether each parameter that a value without rows is made of is used in one place."""
         learnt = (one for one in source.all_input_nodes if one.meta.get("learns", False))
-        return all(map(self._read_once, learnt))
+        owned = all(self._users[key] == 1 for key in self._held(source))
+        return owned and not source.meta["depends"] and all(map(self._is_owned, learnt))
 
     def _propagations(self, node: Node) -> tuple[Propagation, ...]:
         """The ways in which an operation may be cut, tried once for equal calls."""
@@ -262,7 +258,7 @@ class _Search:
             values = [tuple(t.shape) for t in tensors(source.meta["values"][0])]
             number = source.meta["values"][0] if not values else ""
             cuts, learns = self.coming[source], source.meta.get("learns", False)
-            learns = learns and (self._read_once(source) or "elsewhere, too")
+            learns = learns and (self._is_owned(source) or "elsewhere, too")
             # Of made-up numbers only the shape matters; of indices and masks, each one. Several
             # tensors, such as halves, are what an operation makes of such.
             own = "" if not values or self.traced.made_up(source) else source.name
@@ -276,136 +272,68 @@ class _Search:
         return repr((node.op, target, map_arg((node.args, node.kwargs), described)))
 
     def _shown(self, node: Node) -> Iterator[Propagation]:
-        trial = _Trial(node, self.traced)
+        trial = PieceTrial(node, self.traced)
         for cut in self.coming[trial.lead] if trial.lead else ():
             inputs = self._inputs(node, trial.lead, cut)
             pieces = math.gcd(*(self.coming[source][own] for source, own in inputs if own))
-            if pieces > 1:
-                yield from trial.ways([own for _, own in inputs], pieces)
+            if pieces < 2:
+                continue
+            cuts = tuple(own for _, own in inputs)
+            more = self._as_long(trial.lead, cut, inputs)
+            # The gradient of what has rows, and is read whole, would be a summand on each rank.
+            needed = {at for at, (source, one) in enumerate(inputs) if not one and _learns(source)}
+            if not needed <= more.keys():
+                continue
+            sliced = {at: dim for at, (dim, _) in more.items() if not has_rows(inputs[at][0])}
+            every = tuple(more.get(at, own) for at, own in enumerate(cuts))
+            converted = tuple(() if at in sliced else own for at, own in enumerate(every))
+            ways = [
+                replace(way, inputs=converted, sliced=tuple(sliced.items()))
+                for way in (trial.ways(every, pieces) if more else ())
+            ]
+            yield from ways or (() if needed else trial.ways(cuts, pieces))
 
     def _inputs(self, node: Node, lead: Node | None, cut: Cut) -> list[tuple[Node, Cut]]:
-        """How each input is cut where the first one is cut so; (): whole; none if that cannot be.
+        """How each input is cut where the first one comes so; (): whole; none if that cannot be.
 
-        Dimensions of equal place from the right belong together, as in broadcasting. What is read
-        whole and learns has a gradient that is summed over the ranks: that is for parameters.
+        Dimensions of equal place from the right belong together, as in broadcasting, or else from
+        the left.
         """
         assert lead is not None
         dim, blocks = cut
         found: list[tuple[Node, Cut]] = []
         for source in reader_inputs(node):
             own: Cut = ()
-            if _is_size(source) and not _is_type(source) and source.meta["values"] != BATCHES:
+            if _counts(source) and source.meta["values"] != BATCHES:
                 return []  # it counts something else than the rows of the batch
-            if _has_rows(source):
-                place = dim + _first(source).ndim - _first(lead).ndim
-                own = (place, blocks) if (place, blocks) in self.coming[source] else ()
-            if not own and source.meta.get("learns", False) and not self._read_once(source):
+            if has_rows(source):
+                places = (dim + first_tensor(source).ndim - first_tensor(lead).ndim, dim)
+                cuts = ((place, blocks) for place in places)
+                own = next((one for one in cuts if one in self.coming[source]), ())
+            alone = has_rows(source) or not source.meta.get("learns", False)
+            if not (own or alone or self._is_owned(source)):
                 return []
             found.append((source, own))
         return found
 
+    def _as_long(
+        self, lead: Node | None, cut: Cut, inputs: Sequence[tuple[Node, Cut]]
+    ) -> dict[int, Cut]:
+        """The cuts of inputs that come whole, by their places, and are as long as what is cut.
 
-class _Trial:
-    """One operation, run on pieces of what it reads."""
-
-    def __init__(self, node: Node, traced: Traced) -> None:
-        self.node, self.traced = node, traced
-        self.probe = Probe(node, Draw("normal", midst=True), traced)
-        self.sources = reader_inputs(node)
-        self.lead = next(filter(_has_rows, self.sources), None)
-        self.leaves, self.form = pytree.tree_flatten((node.args, node.kwargs))
-
-    def ways(self, cuts: Sequence[Cut], most: int) -> Iterator[Propagation]:
-        """The ways in which the output is cut where the inputs are cut so, into `most` or less."""
-        if self.whole is None or any(bool(one.isnan().any()) for one in tensors(self.whole)):
-            return  # numbers that the operation does not take: they show nothing
-        shape = _first(self.node).shape
-        outputs: dict[int, list[Cut]] = {}  # by the most pieces that they can have
-        for dim in range(1, len(shape)):
-            for blocks in sorted({1, *(cut[1] for cut in cuts if cut)}):
-                if shape[dim] % blocks == 0:
-                    pieces = math.gcd(most, shape[dim] // blocks)
-                    outputs.setdefault(pieces, []).append((dim, blocks))
-        for pieces in outputs.keys() - {1}:
-            for scaled in self._counting(pieces):
-                for drawn in range(1, len(shape)) if self.node.meta["draws"] else (0,):
-                    parts = [Held(drawn, *part, pieces) for part in (_ALONE, (0, pieces - 1))]
-                    given = [self._of(cuts, part, scaled) for part in parts]
-                    for output in outputs[pieces]:
-                        wanted = [_piece(self.whole, output, part) for part in parts]
-                        if all(map(_equal, given, wanted)) and self._apart(cuts, output, pieces):
-                            yield Propagation(tuple(cuts), output, pieces, scaled, drawn)
-
-    @cached_property
-    def whole(self) -> Any:
-        """The operation's result for all of what it reads; None: it fails on made-up numbers."""
-        try:
-            return self._run({source: self._value(source) for source in self.sources})
-        except Exception:  # whatever it is that an operation raises
-            return None
-
-    def _apart(self, cuts: Sequence[Cut], output: Cut, pieces: int) -> bool:
-        """Whether a piece of the result stays as it is, bit by bit, where the others are NaN."""
-        given = {}
-        for source, cut in zip(self.sources, cuts, strict=True):
-            value = self._value(source)
-            given[source] = _alone(value, cut, pieces) if cut else value
-        part = Held(0, *_ALONE, pieces)
-        return alike(_piece(self._run(given), output, part), _piece(self.whole, output, part))
-
-    def _of(self, cuts: Sequence[Cut], part: Held, scaled: tuple[int, ...]) -> Any:
-        """The operation's result for these pieces; None: it takes none."""
-        given = {}
-        for source, cut in zip(self.sources, cuts, strict=True):
-            value = self._value(source)
-            given[source] = _piece(value, cut, part) if cut else value
-        try:
-            return self._run(given, scaled, part)
-        except Exception:  # whatever it is that an operation raises for another shape
-            return None
-
-    def _run(
-        self, given: Mapping[Node, Any], scaled: tuple[int, ...] = (), part: Held | None = None
-    ) -> Any:
-        leaves = [
-            leaf * part.number // part.pieces if part and place in scaled else leaf
-            for place, leaf in enumerate(self.leaves)
-        ]
-        args, kwargs = pytree.tree_unflatten(leaves, self.form)
-
-        def read(source: Node) -> Any:  # a copy, since some operations write into what they read
-            return pytree.tree_map_only(Tensor, torch.clone, given[source])
-
-        dims = self.node.meta["draws"]
-        with drawing(TrialDraws(dims, _SAMPLES, 0, part)) if dims else nullcontext():
-            read_args, read_kwargs = map_arg((args, kwargs), read)
-            module, target = self.probe.module(), self.node.target
-            root, kind = module or self.traced.root, "" if module else self.node.op
-            value = called(kind, target, root, read_args, read_kwargs)
-            return cleared(self.node, read_args, value)
-
-    def _value(self, source: Node) -> Any:
-        return self.probe.value(source, _SAMPLES)
-
-    def _counting(self, pieces: int) -> Iterator[tuple[int, ...]]:
-        """The places of arguments that might count what is cut: none, one, or several equal."""
-        yield ()
-        numbers: dict[int, list[int]] = {}
-        for place, leaf in enumerate(self.leaves):
-            if isinstance(leaf, int) and not isinstance(leaf, bool) and leaf > 0:
-                if leaf % pieces == 0:
-                    numbers.setdefault(leaf, []).append(place)
-        for places in numbers.values():
-            yield from ((place,) for place in places)
-            if len(places) > 1:
-                yield tuple(places)
-
-
-def reader_inputs(node: Node) -> list[Node]:
-    """What a node reads, in the order of its arguments: `plan.graph.Layer.inputs` has the same."""
-    found: list[Node] = []
-    map_arg((node.args, node.kwargs), found.append)
-    return found
+        Such an input has the pieces of all ranks, as the bias of relative positions has the heads.
+        """
+        assert lead is not None
+        dim, blocks = cut
+        found: dict[int, Cut] = {}
+        for place, (source, own) in enumerate(inputs):
+            if own or _is_size(source) or (blocks > 1 and not has_rows(source)):
+                continue
+            at = dim + first_tensor(source).ndim - first_tensor(lead).ndim
+            least = 1 if has_rows(source) else 0
+            if at >= least and first_tensor(source).shape[at] == first_tensor(lead).shape[dim]:
+                found[place] = at, blocks
+        return found
 
 
 def with_pieces(node: Node, scaled: Sequence[int], held: int, of: int) -> None:
@@ -414,44 +342,6 @@ def with_pieces(node: Node, scaled: Sequence[int], held: int, of: int) -> None:
     for place in scaled:
         leaves[place] = leaves[place] * held // of
     node.args, node.kwargs = pytree.tree_unflatten(leaves, form)
-
-
-def _piece(value: Any, cut: Cut, part: Held) -> Any:
-    """These pieces of every tensor in a value; None: it has no such dimension."""
-    dim, blocks = cut
-    if any(t.ndim <= dim or t.shape[dim] % (blocks * part.pieces) for t in tensors(value)):
-        return None
-
-    def taken(whole: Tensor) -> Tensor:
-        each = whole.shape[dim] // (blocks * part.pieces)
-        split = whole.unflatten(dim, (blocks, part.pieces, each))
-        split = split.narrow(dim + 1, part.first, part.number)
-        return split.flatten(dim, dim + 2).contiguous()
-
-    return pytree.tree_map_only(Tensor, taken, value)
-
-
-def _alone(value: Any, cut: Cut, pieces: int) -> Any:
-    """A value of which this piece stays, and all others are NaN."""
-    dim, blocks = cut
-
-    def poisoned(whole: Tensor) -> Tensor:
-        if not whole.is_floating_point():
-            return whole
-        each = whole.shape[dim] // (blocks * pieces)
-        split = whole.unflatten(dim, (blocks, pieces, each))
-        kept = torch.full_like(split, math.nan)
-        kept.narrow(dim + 1, *_ALONE).copy_(split.narrow(dim + 1, *_ALONE))
-        return kept.flatten(dim, dim + 2)
-
-    return pytree.tree_map_only(Tensor, poisoned, value)
-
-
-def _equal(first: Any, second: Any) -> bool:
-    """Whether both are there, and equal up to rounding."""
-    if first is None or second is None or len(tensors(first)) != len(tensors(second)):
-        return False
-    return alike(first, second, rounded=True)
 
 
 def _in_common(every: Sequence[Mapping[Cut, int]]) -> dict[Cut, int]:
@@ -468,8 +358,9 @@ def _kept(kind: str, cuts: Mapping[Cut, int]) -> dict[Cut, int]:
     return {cut: pieces for cut, pieces in cuts.items() if kind != "dropout" or cut[1] == 1}
 
 
-def _has_rows(source: Node) -> bool:
-    return bool(tensors(source.meta["values"][0])) and source.meta["rows"] == 1
+def _learns(source: Node) -> bool:
+    """Whether it has rows, and a gradient."""
+    return has_rows(source) and bool(source.meta.get("learns", False))
 
 
 def _tokens(node: Node) -> int:
@@ -488,9 +379,10 @@ def _is_type(source: Node) -> bool:
     return isinstance(source.meta.get("values", (None,))[0], torch.dtype | torch.device)
 
 
-def _first(node: Node) -> Tensor:
-    return tensors(node.meta["values"][0])[0]
+def _counts(source: Node) -> bool:
+    """Whether it is a number of something: no type, and none such as the least of a type."""
+    return _is_size(source) and not (_is_type(source) or source.meta["of_type"])
 
 
 def _of_one_shape(node: Node) -> bool:
-    return len({_first(source).shape for source in node.all_input_nodes}) == 1
+    return len({first_tensor(source).shape for source in node.all_input_nodes}) == 1
