@@ -264,6 +264,24 @@ TOKENS = {
         «.unbind(0)¦»
         a{m} = torch.softmax(q{m} @ k{m}.transpose(-2, -1), -1) @ v{m}
         x = x + a{m}.transpose(1, 2).reshape(x.shape[0], {t}, {c})""",
+    "biased attention": """
+        self.{m} = nn.Linear({c}, {c} * 3)
+        self.{m}b = nn.Parameter(torch.randn(2, «{t}¦1», {t}))
+        self.{m}o = nn.Linear({c}, {c})
+        ---
+        q{m}, k{m}, v{m} = self.{m}(x).reshape(x.shape[0], {t}, 3, 2, -1).permute(2, 0, 3, 1, 4)
+        s{m} = q{m} @ k{m}.transpose(-2, -1) + self.{m}b«¦.tanh()¦.mul(self.{m}b.mean())»
+        a{m} = s{m}.softmax(-1) @ v{m}
+        x = x + self.{m}o(a{m}.transpose(1, 2).reshape(x.shape[0], {t}, {c}))""",
+    "attention with sinks": """
+        self.{m} = nn.Linear({c}, {c} * 3)
+        self.{m}s = nn.Parameter(torch.randn(2))
+        self.{m}o = nn.Linear({c}, {c})
+        ---
+        q{m}, k{m}, v{m} = self.{m}(x).reshape(x.shape[0], {t}, 3, 2, -1).permute(2, 0, 3, 1, 4)
+        s{m} = self.{m}s.view(1, 2, 1, 1).expand(x.shape[0], -1, {t}, -1)
+        s{m} = torch.cat([q{m} @ k{m}.transpose(-2, -1), s{m}], -1).softmax(-1)[..., :-1]
+        x = x + self.{m}o((s{m} @ v{m}).transpose(1, 2).reshape(x.shape[0], {t}, {c}))""",
     "tokens first": """
         ---
         x = x.transpose(0, 1)
