@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import workbench as wb
+from tests.layers import heads
 from tests.oracle.cases import graph_of
 from tests.oracle.written import NORMED
 from workbench.plan.placement.layout import Layout
@@ -174,3 +175,14 @@ def test_so_are_norms_of_some_heads():
         wb.Experiment(
             plan=plan, sync=wb.LocalSGD(), data="synthetic", steps=1, optimizer="sgd", batch_size=4
         )
+
+
+@pytest.mark.parametrize(("inner", "refused"), [("Normed", False), ("Relative", True)])
+def test_so_is_what_learns_and_is_read_by_several(inner, refused):
+    """What only one operation reads is summed over its group at once."""
+    module = heads.made(inner)
+    graph = wb.trace(module, input_shape=(heads.TOKENS,), vocabulary=heads.VOCABULARY)
+    given = dict(plan=wb.Plan.hybrid(graph, 2), data="synthetic", steps=1, optimizer="sgd")
+    reason = "'scaled_dot_product_attention' has some heads"
+    with pytest.raises(wb.ExperimentError, match=reason) if refused else nullcontext():
+        wb.Experiment(**given, sync=wb.LocalSGD(), batch_size=4)
