@@ -53,7 +53,9 @@ def verdict(*ends: End, requested: str = "", job: JobRecord = JOB, step: int = 8
         ([STUCK, replace(INTERRUPTED, rank=1)], "stop", "stopped"),
         ([raised("CommTimeout"), replace(INTERRUPTED, rank=1)], "stop", "stopped"),
         ([INTERRUPTED, DIED], "cancel", "cancelled"),
-        ([INTERRUPTED, INTERRUPTED], "", "failed"),
+        ([INTERRUPTED, INTERRUPTED], "", "starting"),
+        ([INTERRUPTED, replace(STUCK, rank=1)], "", "starting"),
+        ([INTERRUPTED, raised("ValueError", 1)], "", "failed"),
     ],
 )
 def test_what_becomes_of_training(ends, requested, state):

@@ -226,11 +226,17 @@ def _returned(ends: Sequence[End], requested: str) -> JobOutcome:
 
 
 def _is_lost(ends: Sequence[End]) -> bool:
-    """Whether ranks were lost, and none raised for a reason of its own before."""
+    """Whether ranks were lost, and none raised for a reason of its own before.
+
+    So is one that was interrupted, where nothing was requested and no other had failed: somebody
+    outside did that.
+    """
     if any(end.death and not end.is_killed for end in ends):
         return True
-    kinds = {end.answer.error[0] for end in ends if end.answer and end.answer.kind == "raised"}
-    return kinds <= _LOST and bool(kinds or any(end.death for end in ends))
+    answers = [end.answer for end in ends if end.answer]
+    kinds = {answer.error[0] for answer in answers if answer.kind == "raised"}
+    interrupted = any(answer.kind == "interrupted" for answer in answers)
+    return kinds <= _LOST and bool(kinds or interrupted or any(end.death for end in ends))
 
 
 def _record(failure: RunError | None) -> ErrorRecord:

@@ -422,7 +422,7 @@ def check_pieces(plan: Plan, sync: Sync) -> None:
         if layer.parameters > 0 or read - summed:
             what, remedy = "heads", "keep the linear layers before it whole (scheme='replicate')"
             if way[0].of_tokens:
-                what, remedy = "tokens", "plan.with_shard_tokens(False)"
+                what, remedy = "tokens", "use rows instead (plan.with_shard_tokens(False))"
             raise ValueError(
                 f"layer {layer.name!r} has some {what} of all rows of its group, so that a rank's "
                 f"gradient is a summand, and under {sync.title}{', per_round=True' * per_round} "
