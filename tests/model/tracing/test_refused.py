@@ -186,6 +186,22 @@ def test_state_that_is_assigned():
             trace(module, input_shape=IMAGE)
 
 
+def test_what_is_made_once_is_there_after_a_call():
+    """As ConViT of timm makes the indices of its positions."""
+    module = calling(make_once)
+    module.register_buffer("places", torch.zeros(0))
+    with pytest.raises(TraceError, match=r"'places' in forward.*made once.*a call, model\(x\)"):
+        trace(module, input_shape=IMAGE)
+    module(torch.zeros(2, *IMAGE))
+    assert trace(module, input_shape=IMAGE)["mul"].output_shape == IMAGE
+
+
+def make_once(self, x):
+    if len(self.places) != x.shape[-1]:
+        self.places = torch.arange(x.shape[-1])
+    return x * self.places
+
+
 def assign_calls(self, x):
     self.count = self.count + 1
     return x.flatten(1) / self.count

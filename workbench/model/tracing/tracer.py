@@ -63,8 +63,9 @@ from workbench.plan.inputs import Input
 
 _STATE = (
     "a parameter or buffer of the model as it runs, each rank by its own rows: state of the model "
-    "itself is not supported, but for the statistics of nn.BatchNorm; a norm can be built with "
-    "track_running_stats=False, and a spectral norm stays as it is in eval mode, layer.eval()"
+    "is not supported, but for nn.BatchNorm's statistics. What is made once is there after a call, "
+    "model(x); a norm can be built with track_running_stats=False, and a spectral norm stays as it "
+    "is in eval mode, layer.eval()"
 )
 # Modules of torch's own whose parts are layers of their own.
 _OF_PARTS = {
