@@ -32,6 +32,7 @@ from workbench.bench.predict.predict import STEPPING, is_traffic_equal
 from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
+from workbench.engine.calls import give_back
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
@@ -126,6 +127,7 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
                 if candidate is not None:
                     row = rows[candidate.name] = _row(candidate)
                     row |= _tried(cluster, candidate)
+                    give_back()
                     yield _report(rows)
     if progress.wants("memory"):
         with Cluster(RANKS, timeout=600.0) as cluster:
@@ -225,7 +227,8 @@ def _verified(cluster: Cluster, graph: Graph) -> dict[str, Cell]:
         Plan.filters(graph, RANKS, (2, 1)),
     ):
         try:
-            found = cluster.verify(plan.with_batch_norm("synchronized"), precision="fp64")
+            synchronized = plan.with_batch_norm("synchronized")
+            found = cluster.verify(synchronized, precision="fp64", repeat=False)
         except Exception as error:  # one model's failure must not hide all others
             return {"exact": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
         worst = max(worst, *(difference.error for difference in found.differences))
