@@ -2,12 +2,13 @@
 
 Each is built small, with random values: of transformers every type that has a causal language
 model, from a configuration whose sizes are set to small ones by their names; of timm one model of
-each module that has classifiers, the first that is called small. Memory and traffic of some of
-transformers', at larger sizes, are compared with what is predicted; and fourteen architectures are
-verified under every scheme (`architectures.py`).
+each module that has classifiers, the smallest of those that are called small. Memory and traffic of
+some of transformers', at larger sizes, are compared with what is predicted; and fourteen
+architectures are verified under every scheme (`architectures.py`).
 """
 
 import importlib
+import math
 import signal
 import statistics
 import time
@@ -47,6 +48,9 @@ RANKS = 2
 TOKENS, VOCABULARY = 8, 64
 MOST_PARAMETERS = 5_000_000
 """A model with more is not small, whatever its configuration says."""
+
+SHORTLIST = 10
+"""So many of a module's models, those that are called small first, are asked for their size."""
 
 LARGE, FEW_BLOCKS = 20_000_000, 2
 """Of timm's with more parameters, so many blocks are enough where their number can be given."""
@@ -380,17 +384,27 @@ def _images(module: str) -> Candidate | None:
     models = timm.list_models(module=module)
     if not models:
         return None
-    name = min(models, key=_called_small)
+    few = sorted(models, key=_called_small)[:SHORTLIST]
+    name = min(few, key=partial(_weight, timm))
     for size in _IMAGE_SIZES[_of_batches(timm.create_model(name)) :]:
         for given in ({}, {"img_size": size}):
             build = partial(timm.create_model, name, num_classes=10, **given)
             if _runs(build, size):
-                few = {"depth": FEW_BLOCKS}
-                if _size(build()) > LARGE and _runs(partial(build, **few), size):
-                    given = given | few
+                less = {"depth": FEW_BLOCKS}
+                if _size(build()) > LARGE and _runs(partial(build, **less), size):
+                    given = given | less
                 shape = {"input_shape": (3, size, size), "num_classes": 10}
                 return Candidate(IMAGES, f"timm/{name}", given | shape)
     return None
+
+
+def _weight(timm: Any, name: str) -> float:
+    """The parameters of a model."""
+    try:
+        with torch.device("meta"):
+            return _size(timm.create_model(name))
+    except Exception:  # whatever it is that a model does with values as it is built
+        return math.inf
 
 
 def _of_batches(module: nn.Module) -> bool:
