@@ -148,6 +148,25 @@ def test_what_has_rows_and_comes_whole_is_converted():
     assert ways(sunk)["cat"] == (Propagation(((1, 1), (1, 1)), (1, 1), HEADS),)
 
 
+def test_a_layer_that_is_converted_has_no_units():
+    """Of another dimension than its features."""
+
+    class Mixed(Between):
+        def __init__(self):
+            super().__init__(None)
+            self.other = nn.Linear(4, 4)
+
+        def forward(self, x):
+            q = heads(self.first(x)).transpose(1, 2)
+            v = self.other(x[:, None].expand(-1, HEADS, -1, -1))
+            return self.last(F.scaled_dot_product_attention(q, q, v).transpose(1, 2).flatten(2))
+
+    layers = traced(Mixed())
+    (way,) = layers["scaled_dot_product_attention"].propagations
+    assert way.inputs == ((1, 1),) * 3
+    assert (layers["first"].output_units, layers["other"].output_units) == (HEADS, 0)
+
+
 def test_numbers_of_a_type_count_nothing():
     def filled(_, x):
         return heads(x).masked_fill(heads(x) > 1, torch.finfo(x.dtype).min).flatten(2)

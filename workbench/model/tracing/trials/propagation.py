@@ -160,7 +160,7 @@ class _Search:
                 for p in self.found[reader]
                 if p.output in wanted
                 for index, read in enumerate(at)
-                if read is source and p.inputs[index]
+                if read is source and p.inputs[index] in self.coming[source]
             }
         kind = self.traced.kinds.get(reader, "")
         if kind in _KEPT:
