@@ -1,9 +1,11 @@
 """One module unpickles, and only what is under a MAC or was looked at name by name."""
 
 import ast
+import pickle
 from pathlib import Path
 
 import pytest
+import torch
 
 from workbench.plan.extension import sealed
 from workbench.plan.extension.sealed import KEY_BYTES, SealError
@@ -40,6 +42,11 @@ def test_a_name_leads_into_classes_and_nothing_else():
     assert sealed.imported(__name__, "Outer.Inner") is Outer.Inner
     with pytest.raises(AttributeError, match=r"is no class, of which ast\.parse"):
         sealed.imported(__name__, "ast.parse")
+
+
+def test_torchs_constants_come_back():
+    for one in (torch.float16, torch.strided, torch.channels_last, torch.contiguous_format):
+        assert sealed.loaded(pickle.dumps(one), sealed.imported) is one
 
 
 @pytest.mark.parametrize("key", [b"", b"short"])

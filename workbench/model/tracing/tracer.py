@@ -131,7 +131,7 @@ class ValueTracer(torch.fx.Tracer):
             return ValueTracer(self.given, self.whole)._recorded(second)
 
         show_no_state(structure, recorded, again)
-        read_what_was_changed(graph, self.root)
+        read_what_was_changed(graph, self.root, self.record)
         self.extended.put(self.root, structure)
         self.extended.plain.clear()
         return graph

@@ -91,14 +91,23 @@ def loaded(content: bytes | BinaryIO, find: Find) -> Any:
     return _Finding(file, find).load()
 
 
+_MEMORY_FORMATS = {
+    f"torch.{name}"
+    for name in ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+}
+
+
 def imported(module: str, name: str) -> Any:
     """Returns what a name means to pickle itself, which imports it.
 
-    A dotted name is that of a class in a class, or of something in one; it leads into nothing else.
+    A dotted name is that of a class in a class, or of something in one; it leads into nothing else,
+    but for torch's memory formats, which pickle finds in whatever module has imported torch.
 
     Raises:
         AttributeError: there is no such thing.
     """
+    if name in _MEMORY_FORMATS:
+        module, name = name.split(".")
     outer, *inner = name.split(".")
     found = pickle.Unpickler(BytesIO()).find_class(module, outer)
     for part in inner:

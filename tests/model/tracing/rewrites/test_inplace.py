@@ -74,8 +74,62 @@ def test_augmented_assignment_reaches_every_name_and_view(change):
         return x
 
     traced(calling(named, inside=nn.Linear(4, 4)), 4)
+    traced(calling(viewed, inside=nn.Linear(4, 4)), 4)
+
+
+def in_turns(x):
+    """As Qwen3.5 arranges its frequencies: each part is made of parts of the whole."""
+    part = x[:, 0]
+    for place in (1, 2):
+        part[..., place:4:3] = x[:, place, ..., place:4:3]
+    return torch.cat((part, part), -1) + x.sum(1).repeat(1, 2)
+
+
+def part_of_a_part(x):
+    left = x[:, :3]
+    inner = left[:, 1:, ::2]
+    inner.mul_(2.0)
+    inner[..., 0] = left[:, :2, 1]
+    return left.sum(1) + x.mean(1)
+
+
+def by_its_name(x):
+    x[:, 1] += x[:, 0]
+    first = x[:, 0]
+    first.relu_()
+    return x.sum(1) + first
+
+
+def without_gradients(x):
+    with torch.no_grad():
+        scale = torch.linspace(0.5, 2.0, 16).view(4, 4)
+        scale[0].neg_()
+        scale[1][2:] = 3.0
+    return (x * scale).sum(1)
+
+
+@pytest.mark.parametrize("call", [in_turns, part_of_a_part, by_its_name, without_gradients])
+def test_a_part_is_changed_in_the_whole(call):
+    inside = nn.Linear(4, 4)
+    traced(calling(lambda self, x: call(self.inside(x)), inside=inside), 4, 4)
+
+
+def beside(x):
+    other = x[:, 0]
+    x[:, :2].mul_(2.0)
+    return x.sum(1) + other
+
+
+def by_a_method(x):
+    x.select(1, 0).mul_(2.0)
+    return x.sum(1)
+
+
+@pytest.mark.parametrize("call", [beside, by_a_method])
+def test_a_part_that_is_seen_otherwise_is_refused(call):
+    module = calling(lambda self, x: call(self.inside(x)), inside=nn.Linear(4, 4))
     with pytest.raises(TraceError, match="which lies in the same memory and is read afterwards"):
-        trace(calling(viewed, inside=nn.Linear(4, 4)), input_shape=(4,))
+        trace(module, input_shape=(4, 4))
 
 
 def both_of(mask, other):

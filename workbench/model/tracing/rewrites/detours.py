@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from workbench.model.errors import OperationError
 from workbench.model.tracing import assigned
 from workbench.model.tracing.batch import BATCHES, REMEDY, called, has_tensors, name_of, tensors
-from workbench.model.tracing.rewrites.inplace import changes_in_place
+from workbench.model.tracing.rewrites.inplace import changes_in_place, operation_of
 
 
 @dataclass(frozen=True)
@@ -337,6 +337,7 @@ class _Gathering:
         for old, new in zip(self.given, values, strict=True):
             if new is not detour:
                 new.meta.update(old.meta)
+            new.meta["in_place"] = False
             old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in self.steps)
         for node in reversed(self.steps):
             self.graph.erase_node(node)
@@ -422,7 +423,7 @@ class _Gathering:
 
 def _changes(node: Node, root: nn.Module) -> bool:
     """Whether an operation writes into what it reads; assignments are recorded as new values."""
-    if getattr(node.target, "__module__", None) == assigned.__name__:
+    if getattr(operation_of(node), "__module__", None) == assigned.__name__:
         return False
     return bool(node.all_input_nodes) and changes_in_place(node, root)
 

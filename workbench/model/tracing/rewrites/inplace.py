@@ -1,7 +1,7 @@
 """Operations in place, in a graph that only records each operation's result."""
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.fx
@@ -15,55 +15,125 @@ from workbench.model.tracing.batch import is_users_function, name_of, tensors
 from workbench.model.tracing.contexts import Under
 
 
-def read_what_was_changed(graph: torch.fx.Graph, root: nn.Module) -> None:
+def read_what_was_changed(
+    graph: torch.fx.Graph, root: nn.Module, record: Callable[[Node], None]
+) -> None:
     """Makes readers of a tensor that an operation changed in place read the operation instead.
+
+    What is changed may be a part, taken by an index: then readers of the whole read it with the
+    changed part.
+
+    Args:
+        graph: the recorded graph, with its values.
+        root: the module that was traced.
+        record: a function that runs a new node and sets its `meta`.
 
     Raises:
         OperationError: another tensor in the same memory is read afterwards.
     """
-    place = {node: index for index, node in enumerate(graph.nodes)}
-    lying: dict[int, list[Node]] = {}  # nodes by their tensors' memory
-    for node in graph.nodes:
-        for memory in _memory(node):
-            lying.setdefault(memory, []).append(node)
-    for node in graph.nodes:
-        if node.all_input_nodes and changes_in_place(node, root):
+    _Changes(graph, root, record).run()
+
+
+class _Changes:
+    def __init__(
+        self, graph: torch.fx.Graph, root: nn.Module, record: Callable[[Node], None]
+    ) -> None:
+        self.graph, self.root, self.record = graph, root, record
+        self.place: dict[Node, float] = {node: place for place, node in enumerate(graph.nodes)}
+        self.memory = {node: _memory(node) for node in graph.nodes}
+        self.lying: dict[int, list[Node]] = {}  # nodes by their tensors' memory
+        self.newest: dict[Node, Node] = {}  # of a tensor, itself with its changed parts
+        self.made: set[Node] = set()  # those
+        for node in graph.nodes:
+            self._lies(node, self.memory[node])
+
+    def run(self) -> None:
+        for node in list(self.graph.nodes):
+            if not node.all_input_nodes or not changes_in_place(node, self.root):
+                continue
             changed = node.kwargs.get("out") or node.all_input_nodes[0]
             assert isinstance(changed, Node)
-            alike = (other for memory in _memory(changed) for other in lying[memory])
-            _refuse_other_views(node, changed, alike, place)
-            for reader in list(changed.users):
-                if place[reader] > place[node]:
-                    reader.replace_input_with(changed, node)
+            alike = [other for memory in self.memory[changed] for other in self.lying[memory]]
+            self._write_back(node, changed)
+            self._refuse_other_views(node, changed, alike)
+            for reader in self._later(changed, node):
+                reader.replace_input_with(changed, node)
+            self._lies(node, self.memory[changed])  # also where a graph holds a copy
 
+    def _write_back(self, node: Node, changed: Node) -> None:
+        """Gives readers of the tensors that a changed one is a part of the changed part."""
+        bases: list[tuple[Node, Any]] = []
+        part = self._part(changed)
+        while part is not None:
+            base = part.args[0]
+            assert isinstance(base, Node)
+            bases.append((base, part.args[1]))
+            part = self._part(base)
+        value = node
+        while bases and not self._later(self.newest.get(bases[-1][0], bases[-1][0]), node):
+            bases.pop()
+        for base, index in bases:
+            whole = self.newest.get(base, base)
+            later = self._later(whole, node)
+            if base.op == "get_attr" or (later and _is_written_back(node, changed, base, later[0])):
+                return
+            value = self._with_part(whole, index, value)
+            for reader in later:
+                reader.replace_input_with(whole, value)
+            self.newest[base] = value
 
-def _refuse_other_views(
-    node: Node, changed: Node, alike: Iterable[Node], place: dict[Node, int]
-) -> None:
-    """Checks that a change is not seen through another tensor, such as one that this is a view of.
+    def _with_part(self, whole: Node, index: Any, part: Node) -> Node:
+        context = part.target.context if isinstance(part.target, Under) else None
+        target: Any = assigned.setitem if context is None else Under(assigned.setitem, context)
+        with self.graph.inserting_after(part):
+            made = self.graph.call_function(target, (whole, index, part))
+        made.meta.update(line=part.meta["line"], module=part.meta["module"])
+        self.record(made)
+        self.place[made], self.memory[made] = self.place[part] + 1e-6, self.memory[whole]
+        self._lies(made, self.memory[whole])
+        self.made.add(made)
+        return made
 
-    A change of a parameter through its `data` is always refused.
-    """
-    for other in alike:
-        if other in (node, changed):
-            continue
-        if other.op == "get_attr":
-            raise OperationError(
-                node,
-                f"{name_of(node)} changes {other.target!r} as the model runs, each rank by its own "
-                "rows: let the optimizer do so, or give the forward pass a new tensor",
-            )
-        later = [user for user in other.users if place[user] > place[node]]
-        reader = min(later, key=place.__getitem__, default=None)
-        if reader is not None and place[other] < place[node]:
-            if _is_written_back(node, changed, other, reader):
+    def _refuse_other_views(self, node: Node, changed: Node, alike: Iterable[Node]) -> None:
+        """Checks that a change is not seen through another tensor in the same memory.
+
+        A change of a parameter through its `data` is always refused.
+        """
+        for other in alike:
+            if other in (node, changed):
                 continue
-            raise OperationError(
-                node,
-                f"{name_of(node)} changes {changed.name!r} in place, and with it {other.name!r}, "
-                f"which lies in the same memory and is read afterwards, by {name_of(reader)}: "
-                "make a new tensor instead, with torch.cat, torch.where or x = x + 1",
-            )
+            if other.op == "get_attr":
+                raise OperationError(
+                    node,
+                    f"{name_of(node)} changes {other.target!r} as the model runs, each rank by its "
+                    "own rows: let the optimizer do so, or give the forward pass a new tensor",
+                )
+            reader = next(iter(self._later(other, node)), None)
+            if reader is not None and self.place[other] < self.place[node]:
+                if _is_written_back(node, changed, other, reader):
+                    continue
+                raise OperationError(
+                    node,
+                    f"{name_of(node)} changes {changed.name!r} in place, and with it "
+                    f"{other.name!r}, which lies in the same memory and is read afterwards, by "
+                    f"{name_of(reader)}: make a new tensor instead, with torch.cat, torch.where or "
+                    "x = x + 1",
+                )
+
+    def _part(self, changed: Node) -> Node | None:
+        """The operation that took a tensor as a part of another, whatever changed it since."""
+        while changed.all_input_nodes and changes_in_place(changed, self.root):
+            changed = changed.all_input_nodes[0]
+        return changed if operation_of(changed) is operator.getitem else None
+
+    def _later(self, read: Node, node: Node) -> list[Node]:
+        """What reads a value after a node, in order."""
+        later = (user for user in read.users if self.place[user] > self.place[node])
+        return sorted((user for user in later if user not in self.made), key=self.place.__getitem__)
+
+    def _lies(self, node: Node, memory: Iterable[int]) -> None:
+        for one in memory:
+            self.lying.setdefault(one, []).append(node)
 
 
 def _is_written_back(node: Node, changed: Node, other: Node, reader: Node) -> bool:
@@ -71,9 +141,17 @@ def _is_written_back(node: Node, changed: Node, other: Node, reader: Node) -> bo
 
     So does `x[0] *= 2`: a part is taken, changed, and assigned to where it came from.
     """
-    if changed.target is not operator.getitem or reader.target is not assigned.setitem:
+    if (
+        operation_of(changed) is not operator.getitem
+        or operation_of(reader) is not assigned.setitem
+    ):
         return False
     return changed.args[0] is other and reader.args == (*changed.args, node)
+
+
+def operation_of(node: Node) -> Any:
+    """What a node calls, whatever context that is under."""
+    return node.target.target if isinstance(node.target, Under) else node.target
 
 
 def _memory(node: Node) -> set[int]:

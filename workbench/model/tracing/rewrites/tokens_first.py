@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from workbench.model.tracing.batch import called, has_tensors
+from workbench.model.tracing.batch import BATCHES, called, has_tensors
 from workbench.model.tracing.rewrites.inplace import changes_in_place
 from workbench.model.tracing.rewrites.linears import TransposedLinear
 from workbench.model.tracing.rewrites.turning import Recorder, Turning, drop_unread, give, is_turned
@@ -79,12 +79,15 @@ def _works_alike(node: Node, root: nn.Module, tried: dict[tuple[Any, str], bool]
 
 
 def _gives_the_same(node: Node, root: nn.Module) -> bool:
-    """Tries an operation without weights on random values, and on the same after a swap."""
+    """Tries an operation without weights on random values, and on the same after a swap.
+
+    At both batch sizes: one may be a number of something else.
+    """
     ndim = node.meta["values"][1].ndim
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for seed in range(2):
-            generator = torch.Generator().manual_seed(seed)
-            made = {each: _made_up(each, generator) for each in node.all_input_nodes}
+        for size in range(len(BATCHES)):
+            generator = torch.Generator().manual_seed(size)
+            made = {each: _made_up(each, generator, size) for each in node.all_input_nodes}
             swapped = {each: _swap(value, ndim) for each, value in made.items()}
             try:
                 one, other = (_result(node, root, values) for values in (made, swapped))
@@ -104,8 +107,8 @@ def _result(node: Node, root: nn.Module, values: dict[Node, Tensor]) -> Any:
     return called(node.op, node.target, root, *arguments)
 
 
-def _made_up(node: Node, generator: torch.Generator) -> Tensor:
-    value: Tensor = node.meta["values"][1]
+def _made_up(node: Node, generator: torch.Generator, size: int) -> Tensor:
+    value: Tensor = node.meta["values"][size]
     made = torch.randn(value.shape, generator=generator)
     return made > 0 if value.dtype == torch.bool else made.to(value.dtype)
 
