@@ -386,7 +386,7 @@ def _images(module: str) -> Candidate | None:
         return None
     few = sorted(models, key=_called_small)[:SHORTLIST]
     name = min(few, key=partial(_weight, timm))
-    for size in _IMAGE_SIZES[_of_batches(timm.create_model(name)) :]:
+    for size in _IMAGE_SIZES[_of_batches(timm.create_model(name, num_classes=10)) :]:
         for given in ({}, {"img_size": size}):
             build = partial(timm.create_model, name, num_classes=10, **given)
             if _runs(build, size):
@@ -402,7 +402,7 @@ def _weight(timm: Any, name: str) -> float:
     """The parameters of a model."""
     try:
         with torch.device("meta"):
-            return _size(timm.create_model(name))
+            return _size(timm.create_model(name, num_classes=10))
     except Exception:  # whatever it is that a model does with values as it is built
         return math.inf
 
