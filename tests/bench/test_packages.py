@@ -38,7 +38,7 @@ class NeedsLarge(nn.Sequential):
 
 
 TIMM = {
-    "plain": {"plain_large": nn.Sequential, "plain_tiny": lambda: NeedsLarge(96)},
+    "plain": {"plain_nano": lambda: NeedsLarge(128), "plain_tiny": lambda: NeedsLarge(96)},
     "mixed": {"mixed": Mixed},
     "broken": {"broken": lambda: nn.Linear(1, 1)},
     "layers": {},
