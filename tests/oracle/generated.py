@@ -32,7 +32,7 @@ BY_NDIM = {
     4: blocks.VOLUMES,
 }
 # These are mostly refused, by right: a few are enough.
-RARE = ("mixing", "counter", "functional norm", "instance norm with statistics", "view in place")
+RARE = ("mixing", "counter", "functional norm", "instance norm with statistics")
 SELDOM = 12
 MOST_ELEMENTS = 400
 _CHOICE = re.compile(r"«([^«»]*)»")
