@@ -10,6 +10,20 @@ _OF_BATCH = Net(
 )
 
 EQUAL = {
+    "a part that is changed in place, and the whole is read": Case(
+        Net(
+            (8,),
+            ("self.m1 = nn.Linear(8, 6)", "self.head = nn.Linear(7, 3)"),
+            (
+                "x = 1.5 * self.m1(x)",
+                "m = x[:, :1]",
+                "m += 1",
+                "x = self.head(torch.cat([x, m], 1))",
+            ),
+        ),
+        Cut(2, (("m1", "shard_out", 2, None), ("head", "shard_in", 2, (2, 1)))),
+        Run(steps=3, optimizer="AdamW(lr=0.01)"),
+    ),
     "a buffer that is not saved": Case(
         Net(
             (6,),

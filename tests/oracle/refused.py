@@ -74,12 +74,17 @@ REFUSED = {
         ),
         "pixel_unshuffle",
     ),
-    "a part that is changed in place, and the whole is read": (
+    "a part that is changed in place, and another part of the same is read": (
         Case(
             Net(
                 (8,),
-                ("self.head = nn.Linear(9, 3)",),
-                ("x = x * 1.5", "m = x[:, :1]", "m += 1", "x = self.head(torch.cat([x, m], 1))"),
+                ("self.head = nn.Linear(10, 3)",),
+                (
+                    "x = x * 1.5",
+                    "m, n = x[:, :2], x[:, 1:3]",
+                    "m += 1",
+                    "x = self.head(torch.cat([x, n], 1))",
+                ),
             )
         ),
         "m += 1",
