@@ -40,6 +40,17 @@ def test_it_computes_what_torch_does(shape, bias, dtype):
         assert_close(found, expected)
 
 
+@pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6)])
+def test_its_output_may_be_changed_in_place(shape):
+    theirs, ours = pair()
+    x = torch.randn(shape, dtype=torch.float64)
+    for layer in (ours, theirs):
+        changed = layer(x).add_(0.5)
+        changed.square().sum().backward()
+    assert_close(ours.weight.grad, theirs.weight.grad)
+    assert_close(ours.bias.grad, theirs.bias.grad)
+
+
 def test_a_gradient_lies_where_the_last_one_was():
     _, ours = pair()
     first = gradients(ours, torch.randn(5, 6, dtype=torch.float64))[1]

@@ -84,7 +84,16 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x if weight.requires_grad else None, weight)
         ctx.spare, ctx.transposed = spare, transposed
-        return F.linear(x, weight, bias)
+        if x.ndim == 2:
+            return F.linear(x, weight, bias)
+        # Torch's is then a view, which nothing may change in place where it comes from here.
+        out = x.new_empty(*x.shape[:-1], weight.shape[0])
+        flat, into = x.reshape(-1, x.shape[-1]), out.view(-1, weight.shape[0])
+        if bias is None:
+            torch.mm(flat, weight.t(), out=into)
+        else:
+            torch.addmm(bias, flat, weight.t(), out=into)
+        return out
 
     @staticmethod
     @once_differentiable
