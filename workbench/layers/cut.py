@@ -117,8 +117,8 @@ class _Cutting:
         self.dtypes: LayerDtypes | None = None
         types = set[str]()  # and numbers that are made of types alone, such as the least of one
         for one in self.graph.layers:
-            numbers = one.kind == "size" and bool(one.inputs) and types.issuperset(one.inputs)
-            types |= {one.name} if one.of_type or numbers else set()
+            if one.of_type or (one.kind == "size" and one.inputs and types.issuperset(one.inputs)):
+                types.add(one.name)
         sizes = (one for one in self.graph.layers if one.kind == "size" and one.name not in types)
         self._sizes = {self.nodes[one.node] for one in sizes}
 

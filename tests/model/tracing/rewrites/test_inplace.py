@@ -125,7 +125,13 @@ def by_a_method(x):
     return x.sum(1)
 
 
-@pytest.mark.parametrize("call", [beside, by_a_method])
+def one_of_several(x):
+    parts = x.unbind(1)
+    parts[0].mul_(2.0)
+    return parts[1] + x.sum(1)
+
+
+@pytest.mark.parametrize("call", [beside, by_a_method, one_of_several])
 def test_a_part_that_is_seen_otherwise_is_refused(call):
     module = calling(lambda self, x: call(self.inside(x)), inside=nn.Linear(4, 4))
     with pytest.raises(TraceError, match="which lies in the same memory and is read afterwards"):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.fx
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -124,7 +124,10 @@ class _Changes:
         """The operation that took a tensor as a part of another, whatever changed it since."""
         while changed.all_input_nodes and changes_in_place(changed, self.root):
             changed = changed.all_input_nodes[0]
-        return changed if operation_of(changed) is operator.getitem else None
+        if operation_of(changed) is not operator.getitem:
+            return None
+        # One of several tensors, as of chunk, is no part of one.
+        return changed if isinstance(_value(changed.args[0]), Tensor) else None
 
     def _later(self, read: Node, node: Node) -> list[Node]:
         """What reads a value after a node, in order."""
@@ -156,8 +159,11 @@ def operation_of(node: Node) -> Any:
 
 def _memory(node: Node) -> set[int]:
     """The storages of the tensors that a node gives."""
-    values = node.meta.get("values", (None,))  # the output has none of its own
-    return {tensor.untyped_storage()._cdata for tensor in tensors(values[0])}
+    return {tensor.untyped_storage()._cdata for tensor in tensors(_value(node))}
+
+
+def _value(node: Any) -> Any:
+    return node.meta.get("values", (None,))[0]  # the output has none of its own
 
 
 def drop_unused(graph: torch.fx.Graph, root: nn.Module) -> None:
