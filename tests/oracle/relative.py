@@ -13,7 +13,8 @@ _BIASED = (
     "x = x + self.m2(y.transpose(1, 2).flatten(2))",
     "q, k, v = self.m3(x).reshape(rows, tokens, 3, 4, 2).permute(2, 0, 3, 1, 4)",
     "y = (self.scale * (q @ k.transpose(-2, -1)) + b).softmax(-1) @ v",
-    "x = self.head((x + self.m4(y.transpose(1, 2).flatten(2))).mean(1) * b.mean())",
+    "x = x + self.m4(y.transpose(1, 2).flatten(2))",
+    "x = self.head(x.mean(1) * b.mean() + self.scale.mean())",
 )
 BIASED = Net(
     (5, 8),
