@@ -55,7 +55,7 @@ LIVES_IN = {
 
 # a process: packages whose libraries it never loads
 DOES_WITHOUT = {
-    "workbench.supervisor": {"scipy", "pandas", "torchvision", "safetensors"},
+    "workbench.supervisor": {"torch", "scipy", "pandas", "torchvision", "safetensors"},
     "workbench.server": {"torch", "scipy", "pandas", "torchvision", "safetensors"},
     "ipyparallel.controller": {"torch", "scipy", "pandas", "pydantic_core"},
     "ipyparallel.engine": {"scipy", "pandas", "torchvision", "sklearn"},
@@ -288,7 +288,7 @@ def test_a_process_begins_with_what_it_needs(module, without):
 def test_processes_hold_what_they_need(tmp_path):
     """The kernel says so, after a step of training; Python's own list is of this process only.
 
-    The supervisor has torch's store, where ranks meet; an engine has IPython's history in SQLite.
+    An engine has IPython's history in SQLite.
     """
     if not Path("/proc/self/maps").exists():
         pytest.skip("no /proc, which says what another process has loaded")

@@ -13,7 +13,7 @@ from workbench.store.errors import ClusterError
 from workbench.store.process import ProcessIdentity
 from workbench.store.record import Request
 from workbench.store.store import Store
-from workbench.supervisor.server_process import Backoff, RestartPolicy
+from workbench.supervisor.kept_process import Backoff, RestartPolicy
 from workbench.supervisor.starting import STORE
 from workbench.supervisor.supervisor import Lifetime
 

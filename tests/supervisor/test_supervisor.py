@@ -24,13 +24,13 @@ from workbench.server.engine_calls import Calls
 from workbench.store.cluster_spec import Site, key_of
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
 from workbench.store.messages import Answer, pack, pack_keywords
-from workbench.store.process import ProcessIdentity
+from workbench.store.process import RENDEZVOUS, ProcessIdentity, holder
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import EngineRecord, Request
 from workbench.store.store import Store
 from workbench.supervisor import start, supervisor_of
 from workbench.supervisor import supervisor as supervisor_module
-from workbench.supervisor.server_process import RestartPolicy
+from workbench.supervisor.kept_process import RestartPolicy
 from workbench.supervisor.starting import STORE
 from workbench.supervisor.supervisor import Supervisor
 
@@ -143,6 +143,19 @@ def test_ranks_meet_where_the_supervisor_says(kept):
     meeting.set("met", "here")
     assert meeting.get("met") == b"here"
     assert address == "127.0.0.1"
+
+
+@pytest.mark.slow
+def test_a_store_where_ranks_meet_that_died_is_opened_again(kept):
+    place = supervising.until(lambda: kept.store.meta("meeting"), kept.folder)
+    died = holder(kept.folder / RENDEZVOUS)
+    died.send(signal.SIGKILL)
+    supervising.until(lambda: kept.store.meta("meeting") not in (None, place), kept.folder)
+    assert f"(process {died.pid}) was ended by SIGKILL" in kept.events("rendezvous_died")[-1]
+    address, _, port = kept.store.meta("meeting").partition(":")
+    meeting = dist.TCPStore(address, int(port), is_master=False)
+    meeting.set("met", "again")
+    assert meeting.get("met") == b"again"
 
 
 @pytest.mark.slow

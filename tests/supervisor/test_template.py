@@ -39,8 +39,9 @@ def test_forked_engines_are_children_with_a_status_and_an_output_of_their_own(tm
                 output = tmp_path / engine
                 output.write_text("before\n")
                 environment = {**ENVIRONMENT, "WORKBENCH_ENGINE": engine}
-                assert template.takes(COMMAND, environment)
-                pid = template.fork(COMMAND, environment, str(output))
+                given = [*COMMAND, engine]
+                assert template.takes(given, environment)
+                pid = template.fork(given, environment, str(output))
                 process = psutil.Process(pid)
                 assert process.ppid() == os.getpid()
                 assert process.wait(60) == 7
@@ -53,18 +54,20 @@ def test_forked_engines_are_children_with_a_status_and_an_output_of_their_own(tm
         assert told[0]["drawn"] != told[1]["drawn"]
         for one in told:
             assert (one["parent"], one["leads"]) == (os.getpid(), True)
-            assert (one["template"], one["arguments"]) == (None, ["--given"])
+            assert (one["template"], one["arguments"]) == (None, ["--given", one["engine"]])
 
     asyncio.run(run())
 
 
-def test_another_command_or_environment_is_not_taken():
+def test_another_interpreter_or_environment_is_not_taken():
     async def run() -> None:
         template = await made()
         try:
             assert template.takes(COMMAND, {**ENVIRONMENT, "WORKBENCH_CORES": "0"})
             assert template.takes(["nsenter", "--net=/run/netns/a", "--", *COMMAND], ENVIRONMENT)
-            assert not template.takes([*COMMAND, "more"], ENVIRONMENT)
+            assert template.takes(command("another.module"), template.shared_environment)
+            assert not template.takes(["/usr/bin/python", *COMMAND[1:]], ENVIRONMENT)
+            assert not template.takes([sys.executable, "-m", "another.module"], ENVIRONMENT)
             assert not template.takes(["nsenter", "--mount", "--", *COMMAND], ENVIRONMENT)
             assert not template.takes([sys.executable, "relay.py", "host", *COMMAND], ENVIRONMENT)
             assert not template.takes(COMMAND, {**ENVIRONMENT, "OMP_NUM_THREADS": "77"})
@@ -82,7 +85,7 @@ def test_a_template_that_is_gone_forks_none(tmp_path):
         (process,) = [each for each in psutil.Process().children() if COMMAND[-2] in each.cmdline()]
         process.kill()
         process.wait(60)
-        with pytest.raises(OSError, match="no engine could be forked"):
+        with pytest.raises(OSError, match="no process could be forked"):
             template.fork(COMMAND, ENVIRONMENT, str(tmp_path / "output"))
         assert not template.takes(COMMAND, ENVIRONMENT)
         template.close()  # as at the end of a cluster

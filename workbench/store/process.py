@@ -18,7 +18,7 @@ from typing import Self
 
 from workbench.store.errors import ClusterError
 
-SUPERVISOR, SERVER = "supervisor.pid", "server.pid"
+SUPERVISOR, SERVER, RENDEZVOUS = "supervisor.pid", "server.pid", "rendezvous.pid"
 """The lock files in a cluster's folder."""
 
 CARRIED = "WORKBENCH_CARRIED"

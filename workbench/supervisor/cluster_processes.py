@@ -1,4 +1,4 @@
-"""The controller and the engines of a cluster, as processes: ipyparallel's launchers, guarded.
+"""The processes of a cluster, guarded; controller and engines by ipyparallel's launchers.
 
 Beside ipyparallel's own (9.2), fewer processes start, and engines are ready sooner, because
 
@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +43,7 @@ from workbench.store.cluster_spec import (
     identity,
 )
 from workbench.store.process import CARRIED, ENDINGS
+from workbench.supervisor.log import LOG
 from workbench.supervisor.template import EngineTemplate, can_fork, network_of
 
 SPAWN = Path(__file__).with_name("spawn.py")
@@ -262,6 +264,39 @@ class ClusterProcesses:
         self.pids.add(engine.pid)
         launcher.on_stop(partial(self._engine_ended, name, launcher))
         return int(engine.pid)
+
+    def start_server(self) -> psutil.Process:
+        """Starts `python -m <spec.server> FOLDER`; runs are not disturbed while there is none."""
+        return self._start(command(self._spec.server, str(self._folder)))
+
+    def start_rendezvous(self, port: int) -> psutil.Process:
+        """Starts the store where ranks meet; it says itself, in the cluster's store, where it is.
+
+        Args:
+            port: the port to listen on; 0: any that is free.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        where = (self._spec.address, str(port), str(self._spec.timeout_s))
+        started = command("workbench.supervisor.rendezvous", str(self._folder), *where)
+        if self._template is not None:
+            environment = self._template.shared_environment
+            if self._template.takes(started, environment):
+                log = str(self._folder / LOG)
+                return psutil.Process(self._template.fork(started, environment, log))
+        return self._start(started)
+
+    def _start(self, started: Sequence[str]) -> psutil.Process:
+        with (self._folder / LOG).open("ab") as log:
+            return psutil.Popen(
+                started,
+                env={**os.environ, **guarded(self._folder), MARK: identity(self._folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # its guard ends its whole group
+            )
 
     def _environment(self, index: int) -> Mapping[str, str]:
         device, site = self._spec.devices[index], self._spec.sites[index]

@@ -11,7 +11,7 @@ after preparing the process as its environment says:
     WORKBENCH_GROUP     the file of a control group that takes processes in; absent: none does
     WORKBENCH_CONNECT   the file in which the controller says how to reach it; it is waited
                         for here, so that engines can start together with their controller
-    WORKBENCH_TEMPLATE  the end of a socket; engines are forked as it is asked to (`template.py`)
+    WORKBENCH_TEMPLATE  the end of a socket; processes are forked as it says (`template.py`)
 """
 
 import ctypes
@@ -88,19 +88,20 @@ def preload(environment: dict[str, str]) -> None:
 
 
 def serve(asked: socket.socket) -> bool:
-    """Forks an engine for each request of the supervisor, until that closes its end.
+    """Forks a process for each request of the supervisor, until that closes its end.
 
     Returns:
-        Whether this process is an engine, with its environment and output; else it is the template.
+        Whether this process is such a one, with its environment and output; else it is the
+        template.
     """
-    gc.freeze()  # collecting garbage would touch, and so copy, every page that engines share
+    gc.freeze()  # collecting garbage would touch, and so copy, every page that they share
     with asked, asked.makefile("r") as requests:
         asked.sendall(b"ready\n")
         for request in requests:
-            if (engine := fork()) is None:
+            if (forked := fork()) is None:
                 become(**json.loads(request))
                 return True
-            asked.sendall(str(engine).encode())  # 0: there was no room for it
+            asked.sendall(str(forked).encode())  # 0: there was no room for it
     return False
 
 
@@ -128,11 +129,12 @@ def fork() -> int | None:
         return int(pipe.read() or 0)
 
 
-def become(environment: dict[str, str], output: str, network: str) -> None:
+def become(environment: dict[str, str], arguments: list[str], output: str, network: str) -> None:
     """Makes a forked process what one would be that was started with these.
 
     Args:
         environment: its environment.
+        arguments: the module that it runs, and what follows it.
         output: the file to which what it writes is added.
         network: the file of the network namespace to enter; "": none.
 
@@ -151,6 +153,7 @@ def become(environment: dict[str, str], output: str, network: str) -> None:
                 raise OSError(ctypes.get_errno(), f"the network {network} cannot be entered")
     os.environ.clear()
     os.environ.update(environment)
+    sys.argv[1:] = arguments
     if "numpy" in sys.modules:  # else all engines would draw the same
         sys.modules["numpy"].random.seed()
 

@@ -18,6 +18,7 @@ MODULE = "workbench.supervisor"
 GO_BETWEEN = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
 BEGUN = b"begun\n"  # what a supervisor says when it has the folder, and before it starts anything
 STORE = "server.sqlite"
+MEETING = "meeting"  # the note in that store that says where ranks meet: "address:port"
 
 
 def start(folder: Path, spec: ClusterSpec | None = None) -> None:

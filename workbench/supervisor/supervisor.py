@@ -3,8 +3,6 @@
 Which process is which engine is written in the store, by process id: the job server may turn one
 engine into another (`engine.calls.assume_identity`) and exchange their ids there. So of an engine
 that ended, the store says its place, and the next process is started for that.
-
-Where ranks meet: one store for all jobs, which none of them takes along when it ends.
 """
 
 import asyncio
@@ -12,13 +10,13 @@ import logging
 import math
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
+
+import psutil
 
 from workbench.hosts.processes import reap
 from workbench.hosts.remote.gathering import AllocationLimit, Gathering
@@ -29,39 +27,9 @@ from workbench.store.profile import Launch
 from workbench.store.record import EngineRecord, JobState
 from workbench.store.store import Store
 from workbench.supervisor.cluster_processes import ClusterProcesses, Ended
+from workbench.supervisor.kept_process import Backoff, KeptProcess, RestartPolicy
 from workbench.supervisor.log import shorten
-from workbench.supervisor.server_process import Backoff, RestartPolicy, ServerProcess
-
-
-class Rendezvous:
-    """torch's store, on one interface.
-
-    Args:
-        address: the address of the interface.
-        timeout_s: how long it waits for a value.
-        port: the port; 0: any that is free.
-
-    Attributes:
-        place: "address:port".
-    """
-
-    def __init__(self, address: str, timeout_s: float, port: int = 0) -> None:
-        import torch.distributed as dist  # here: it takes seconds, in which engines start
-
-        # The port is bound here and handed over open, so nobody can take it in between; and
-        # left to itself the store would listen on all interfaces.
-        listener = socket.create_server((address, port))
-        port = listener.getsockname()[1]
-        self.place = f"{address}:{port}"
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]  # torch's stubs lack it
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-            timeout=timedelta(seconds=timeout_s),
-        )
-
+from workbench.supervisor.starting import MEETING
 
 # A job that is paused waits for people, however long; it goes on when somebody attaches again.
 UNFINISHED: tuple[JobState, ...] = ("queued", "starting", "running", "stopping")
@@ -104,7 +72,6 @@ AGAIN_S = 1.0
 POLL_EVERY_S = 0.25  # at the store; of a child's end the kernel tells at once
 ASSISTANT_AFTER_S = 15.0  # at the latest
 PATIENCE = RestartPolicy(lasting_s=10.0, first_s=0.5, longest_s=30.0, most=6)
-MEETING = "meeting"  # the note that says where ranks meet
 
 log = logging.getLogger(__name__)
 
@@ -153,10 +120,11 @@ class Supervisor:
             spec: the cluster, as far as it is known.
             ports: ports for the store where ranks meet, and for the controller; none: any.
         """
-        self._spec, self._meeting_port = spec, ports[0] if ports else 0
+        self._spec, self._rendezvous_port = spec, ports[0] if ports else 0
         told = (self._engine_ended, self._controller_ended)
         self._processes = ClusterProcesses(self._folder, spec, *told, ports[1:])
-        self._server = ServerProcess(self._folder, spec)
+        self._server = KeptProcess("the job server", self._processes.start_server)
+        self._rendezvous = KeptProcess("the store where ranks meet", self._start_rendezvous)
         self._series = [Backoff(PATIENCE) for _ in spec.devices]
         notice_s = 0.0 if spec.launch is None else spec.launch.notice_s
         self._limit = AllocationLimit(self._store, spec.ends_at, notice_s)
@@ -198,27 +166,23 @@ class Supervisor:
         self._due[assistant] = self._began_at + ASSISTANT_AFTER_S
 
     async def _go_on(self) -> None:
-        meeting = asyncio.create_task(self._meet())
         while not self._ends:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), POLL_EVERY_S)
             self._news.clear()
             await self._keep(time.monotonic())
-            if meeting.done():
-                meeting.result()  # raises what it raised
 
-    async def _meet(self) -> None:
-        """Opens the store where ranks meet; to import torch takes as long as engines take."""
-        where = (self._spec.address, self._spec.timeout_s, self._meeting_port)
-        meeting = await asyncio.to_thread(Rendezvous, *where)
-        self._store.set_meta(MEETING, meeting.place)
-        await asyncio.Event().wait()  # the store is there as long as this is
+    def _start_rendezvous(self) -> psutil.Process:
+        self._store.set_meta(MEETING, None)  # no rank shall look for the one before
+        return self._processes.start_rendezvous(self._rendezvous_port)
 
     async def _keep(self, now: float) -> None:
         """One look at everything."""
         try:
             if said := self._server.poll(now):
                 self._tell(said, "server_died")
+            if self._processes.are_ready and (said := self._rendezvous.poll(now)):
+                self._tell(said, "rendezvous_died")
             while self._controllers_ended:
                 self._note_controller(self._controllers_ended[0], now)
                 del self._controllers_ended[0]
@@ -366,6 +330,7 @@ class Supervisor:
         """Ends all processes, and removes what only they needed."""
         log.warning("this supervisor ends: %s", self._ends or "it failed")
         self._server.kill()
+        self._rendezvous.kill()
         self._processes.kill()
         if self._gathering is not None:
             self._gathering.close()

@@ -1,7 +1,8 @@
-"""A process that engines are forked from: it has imported once what each of them needs.
+"""A process that others are forked from: it has imported once what each of them needs.
 
 To import torch takes seconds of a core, and engines start together, on hosts that mostly have fewer
-cores than a cluster has processes. A fork takes milliseconds, and shares the imported pages.
+cores than a cluster has processes. A fork takes milliseconds, and shares the imported pages. Most
+of what is forked is engines; the store where ranks meet is torch's, so it is another.
 
     supervisor ── socket ── template ── fork ── go-between ── fork ── engine
         └───────────────────────────────────────────────────────────────┘ its parent, at last
@@ -23,7 +24,9 @@ from contextlib import contextmanager
 TEMPLATE = "WORKBENCH_TEMPLATE"
 """The variable that names a template's end of the socket."""
 READY = b"ready\n"
-# What an engine reads after its imports: each has its own.
+HEAD = 3
+"""What a command line under `spawn.py` begins with: the interpreter, `-P`, the file."""
+# What a process reads after its imports: each has its own, or none.
 OWN = frozenset({"WORKBENCH_ENGINE", "WORKBENCH_CORES", "WORKBENCH_GROUP", "WORKBENCH_CONNECT"})
 _PR_SET_CHILD_SUBREAPER = 36
 _WITHIN_S = 30.0  # a fork, on a host that may be busy
@@ -35,17 +38,17 @@ class EngineTemplate:
     Args:
         command: the command line of an engine.
         environment: the environment of an engine.
-        on_ready: is called when engines can be forked, or it has turned out that none can.
+        on_ready: is called when it can fork, or it has turned out that it never can.
     """
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], on_ready: Callable[[], None]
     ) -> None:
-        self._command, self._environment = list(command), dict(environment)
+        self._head, self._environment = list(command[:HEAD]), dict(environment)
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                self._command,
+                command,
                 env={**environment, TEMPLATE: str(theirs.fileno())},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -56,40 +59,45 @@ class EngineTemplate:
         self.is_waited_for, self._works = True, False
         asyncio.get_running_loop().add_reader(self._socket, self._told)
 
+    @property
+    def shared_environment(self) -> dict[str, str]:
+        """What all that is forked from it have in common."""
+        return {name: value for name, value in self._environment.items() if name not in OWN}
+
     def takes(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
-        """Whether an engine with these can be forked from it."""
-        enter, own = self._parted(command)
+        """Whether a process with these can be forked from it."""
+        enter, head, _ = self._parted(command)
         different = dict(environment.items() ^ self._environment.items()).keys()
-        same = own == self._command and different <= OWN and network_of(enter) is not None
+        same = head == self._head and different <= OWN and network_of(enter) is not None
         return self._works and same
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], output: str) -> int:
-        """Forks an engine; returns its process id.
+        """Forks a process; returns its id.
 
         Args:
-            command: the command line that would start the engine.
-            environment: the environment of the engine.
+            command: the command line that would start it.
+            environment: its environment.
             output: the file to which what it writes is added.
 
         Raises:
             OSError: it could not be forked.
         """
-        enter, _ = self._parted(command)
-        given = {"environment": dict(environment), "output": output, "network": network_of(enter)}
-        asked = json.dumps(given).encode()
+        enter, _, arguments = self._parted(command)
+        own = {"environment": dict(environment), "arguments": arguments}
+        asked = json.dumps({**own, "output": output, "network": network_of(enter)}).encode()
         try:
             with _adopting():
                 self._socket.sendall(asked + b"\n")
                 pid = int(self._socket.recv(64))
         except (OSError, ValueError) as error:
             self.close()
-            raise OSError(f"no engine could be forked: {error}") from error
+            raise OSError(f"no process could be forked: {error}") from error
         if pid == 0:
-            raise OSError("no engine could be forked: there was no room for one more process")
+            raise OSError("no process could be forked: there was no room for one more")
         return pid
 
     def close(self) -> None:
-        """Ends the template; its engines go on."""
+        """Ends the template; what was forked from it goes on."""
         self._works = False
         if self._socket.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._socket)
@@ -97,10 +105,11 @@ class EngineTemplate:
         self._process.kill()
         self._process.wait()
 
-    def _parted(self, command: Sequence[str]) -> tuple[list[str], list[str]]:
-        """What leads to the engine's place, and the command line of the engine itself."""
-        begins = max(len(command) - len(self._command), 0)
-        return list(command[:begins]), list(command[begins:])
+    def _parted(self, command: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+        """What leads to the place of a process, what runs a module there, and what is run."""
+        begins = command.index(self._head[0]) if self._head[0] in command else 0
+        runs = begins + HEAD
+        return list(command[:begins]), list(command[begins:runs]), list(command[runs:])
 
     def _told(self) -> None:
         asyncio.get_running_loop().remove_reader(self._socket)

@@ -1,6 +1,7 @@
 """The fault matrix: every process of a cluster killed, stopped or interrupted, at many moments.
 
-    process     engine (of a rank), job server, controller, supervisor, notebook
+    process     engine (of a rank), job server, store where ranks meet, controller, supervisor,
+                notebook
     fault       kill (SIGKILL), stop (SIGSTOP, and SIGCONT after 3 s), interrupt (SIGINT)
     moment      start of a job, step, checkpoint, re-cut, stop, sweep, attach, calibrate, verify;
                 of notebooks the first three
@@ -35,9 +36,9 @@ from workbench.client.run.run import Run
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.store.errors import ClusterError, RunError
-from workbench.store.process import SERVER, SUPERVISOR, ProcessIdentity, holder
+from workbench.store.process import RENDEZVOUS, SERVER, SUPERVISOR, ProcessIdentity, holder
 
-Process = Literal["engine", "server", "controller", "supervisor", "notebook"]
+Process = Literal["engine", "server", "rendezvous", "controller", "supervisor", "notebook"]
 How = Literal["kill", "stop", "interrupt"]
 Moment = Literal[
     "start", "step", "checkpoint", "re-cut", "stop", "sweep", "attach", "calibrate", "verify"
@@ -48,6 +49,7 @@ SIGNALS: dict[How, signal.Signals] = {
     "stop": signal.SIGSTOP,
     "interrupt": signal.SIGINT,
 }
+HELD = {"server": SERVER, "supervisor": SUPERVISOR, "rendezvous": RENDEZVOUS}
 ENGINES = 3  # one more than a run has ranks
 STOPPED_S = 3.0
 LIMIT_S = 120.0
@@ -265,8 +267,8 @@ class Matrix:
         return went if same else f"NO: {went}, with other losses"
 
     def _pid(self, process: Process, run: Run | None) -> int | None:
-        if process in ("server", "supervisor"):
-            found = holder(self.cluster.folder / (SERVER if process == "server" else SUPERVISOR))
+        if process in HELD:
+            found = holder(self.cluster.folder / HELD[process])
             return None if found is None else found.pid
         if process == "controller":
             return self._controller()

@@ -1,16 +1,12 @@
-"""The job server's process, started again whenever it ends, later and later if it ends soon."""
+"""A process that is started again whenever it ends, later and later if it ends soon."""
 
-import os
-import signal
-import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from workbench.hosts.processes import MARK, ending
-from workbench.store.cluster_spec import ClusterSpec, identity
-from workbench.supervisor.cluster_processes import command, guarded
-from workbench.supervisor.log import LOG
+import psutil
+
+from workbench.hosts.processes import ending
 
 
 @dataclass(frozen=True)
@@ -77,18 +73,18 @@ class Backoff:
 PATIENCE = RestartPolicy(lasting_s=5.0, first_s=0.25, longest_s=10.0)
 
 
-class ServerProcess:
-    """Runs `python -m <spec.server> FOLDER`; runs are not disturbed while there is none.
+class KeptProcess:
+    """One process of the cluster at a time, in place of the one before.
 
     Args:
-        folder: the cluster's folder.
-        spec: what the cluster is.
+        name: what it is called in events.
+        start: starts it.
     """
 
-    def __init__(self, folder: Path, spec: ClusterSpec) -> None:
-        self._folder, self._spec = folder, spec
+    def __init__(self, name: str, start: Callable[[], psutil.Process]) -> None:
+        self._name, self._start = name, start
         self._series = Backoff(PATIENCE)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: psutil.Process | None = None
         self._due_at: float | None = 0.0
 
     def poll(self, now: float) -> str:
@@ -98,9 +94,11 @@ class ServerProcess:
             now: seconds of a monotonic clock.
         """
         said = ""
-        if self._process is not None and (code := self._process.poll()) is not None:
-            said = f"the job server (process {self._process.pid}) {ending(code)}"
-            self._process, self._due_at = None, self._series.ended(now)
+        if self._process is not None:
+            with suppress(psutil.TimeoutExpired):
+                code = self._process.wait(timeout=0)
+                said = f"{self._name} (process {self._process.pid}) {ending(code or 0)}"
+                self._process, self._due_at = None, self._series.ended(now)
         if self._process is None and self._due_at is not None and now >= self._due_at:
             self._series.began(now)
             self._process = self._start()
@@ -110,18 +108,7 @@ class ServerProcess:
         """Ends it, and does not start it again."""
         self._due_at = None
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):
+                self._process.kill()
             self._process.wait()
             self._process = None
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with (self._folder / LOG).open("ab") as log:
-            return subprocess.Popen(
-                command(self._spec.server, str(self._folder)),
-                env={**os.environ, **guarded(self._folder), MARK: identity(self._folder)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # our guard ends its whole group
-            )
