@@ -5,7 +5,6 @@ there, or by something that was.
 """
 
 import math
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from workbench.hosts.emulated.network import abandoned, belongs
 from workbench.hosts.host import control_groups
 from workbench.store.errors import HostsError
+from workbench.store.process import ProcessIdentity
 
 # Short against a step, long against the scheduler's slice of 5 ms and its tick of 4 ms.
 PERIOD_US = 20_000
@@ -90,7 +90,9 @@ class CpuController:
             while belongs(name, tag) and not _removed(group):
                 for pid in _members(group):
                     with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                        process = ProcessIdentity.of(pid)
+                        if pid in _members(group):  # else another has its id by now
+                            process.send(signal.SIGKILL)
                 if time.monotonic() > deadline:
                     raise HostsError(f"{group} cannot be removed: {list(_members(group))} run")
                 time.sleep(0.005)
