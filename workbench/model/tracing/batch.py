@@ -44,12 +44,24 @@ _UNFILLED = {
 
 def tensors(value: Any) -> list[Tensor]:
     """All tensors in a value: one, a tuple of some, or none."""
+    if isinstance(value, Tensor):  # as most values are, and pytree takes its time
+        return [value]
+    if type(value) in (tuple, list):
+        return [tensor for part in value for tensor in tensors(part)]
+    if value is None or isinstance(value, int | float | str | torch.dtype):
+        return []
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def versions(value: Any) -> list[int]:
     """How often each of the tensors in a value was written to; of inference, nobody counts it."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors(value)]
+
+
+def written_since(before: list[int], value: Any) -> list[Tensor]:
+    """The tensors in a value that were written to since they had these `versions`."""
+    now = zip(tensors(value), before, versions(value), strict=True)
+    return [tensor for tensor, was, version in now if version != was]
 
 
 def has_tensors(module: nn.Module) -> bool:

@@ -36,7 +36,7 @@ Source: SplitMix64's finalizer (Steele, Lea and Flood 2014), Box and Muller 1958
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -63,6 +63,15 @@ _UNIT = 2**32
 def is_random(operation: OpOverload) -> bool:
     """Whether an operation can draw from a generator; attention does so for dropout alone."""
     return torch.Tag.nondeterministic_seeded in operation.tags
+
+
+def can_draw(operation: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call can draw from a generator: attention without dropout does not."""
+    if not is_random(operation):
+        return False
+    names = [argument.name for argument in operation._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return "dropout_p" not in names or bool(given.get("dropout_p", 0.0))
 
 
 def hashed(key: int, samples: Tensor, elements: Tensor) -> Tensor:

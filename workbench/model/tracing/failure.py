@@ -22,7 +22,14 @@ _WRAP = (
     "recorded as it is"
 )
 # What torch says of a tensor that was traced, where another trace meets it.
-_OF_ANOTHER_TRACE = "Mixing fake modes"
+_MIXING = "Mixing fake modes"
+OF_ANOTHER_TRACE = (
+    "it uses a value of another trace, of training or of an earlier call of wb.trace: a function "
+    "that remembers what it gave (functools.lru_cache), a global dict or an attribute holds it. "
+    "Build it in __init__, self.register_buffer('mask', mask), or anew in every call; and empty "
+    "what holds it now (f.cache_clear()), without which the model does not run in plain torch, "
+    "either"
+)
 _NOT_THE_USERS = tuple(
     str(Path(folder)) + os.sep
     for folder in (
@@ -101,14 +108,8 @@ def _reason(error: Exception) -> str:
             f"what follows depends on the values of a tensor ({text}), which are known only when "
             f"it runs: use torch.where or a mask instead, or {_WRAP}"
         )
-    if isinstance(error, AssertionError) and text.startswith(_OF_ANOTHER_TRACE):
-        return (
-            "it uses a value of another trace, of training or of an earlier call of wb.trace: a "
-            "function that remembers what it gave (functools.lru_cache), a global dict or an "
-            "attribute holds it. Build it in __init__, self.register_buffer('mask', mask), or "
-            "anew in every call; and empty what holds it now (f.cache_clear()), without which the "
-            "model does not run in plain torch, either"
-        )
+    if isinstance(error, AssertionError) and text.startswith(_MIXING):
+        return OF_ANOTHER_TRACE
     if isinstance(error, TypeError):
         return (
             f"TypeError: {text}. Instead of a loop over the batch, use operations on all rows at "

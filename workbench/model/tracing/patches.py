@@ -17,7 +17,11 @@ from torch._subclasses import fake_tensor
 from torch.fx import Proxy
 from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode_temporarily,
+)
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -45,6 +49,15 @@ class RecordedFactories(TorchFunctionMode):
     ) -> Any:
         made = self.record(func, args, kwargs or {}) if func in self.factories else None
         return func(*args, **(kwargs or {})) if made is None else made
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Is not asked within, of each attribute of a tensor too; where it is the innermost."""
+        if _get_current_function_mode_stack()[-1:] != [self]:
+            yield
+            return
+        with _pop_mode_temporarily():
+            yield
 
 
 @contextmanager

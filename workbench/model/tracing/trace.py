@@ -5,7 +5,7 @@ arguments, and only modules behave differently, as batch norm and dropout do, th
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from workbench.model.tracing.rewrites.tokens_first import find_tokens_first
 from workbench.model.tracing.tracer import ValueTracer
 from workbench.model.tracing.trials.independence import constants_of, show_independence
 from workbench.model.tracing.trials.propagation import find_propagations
+from workbench.model.tracing.trials.runs import Ran
 from workbench.model.tracing.trials.whole import is_small, show_same
 from workbench.plan.graph import ROLES, Graph, Source
 from workbench.plan.inputs import Input
@@ -189,8 +190,9 @@ def _in_both_modes(
 ) -> tuple[Graph, torch.fx.GraphModule, torch.fx.GraphModule]:
     """The graph, and the modules traced in training and in evaluation mode."""
     other = copy.deepcopy(root).eval()  # tracing adds modules to the traced one
-    training = _recorded(source, root, samples, roles)
-    evaluating = _recorded(source, other, samples, roles)
+    known: dict[Hashable, Ran] = {}
+    training = _recorded(source, root, samples, roles, known)
+    evaluating = _recorded(source, other, samples, roles, known)
     alike = training.operations() == evaluating.operations()
     graph, traced = training.described(constants)
     if alike:
@@ -324,8 +326,9 @@ def _recorded(
     root: nn.Module,
     samples: tuple[Input, ...],
     roles: "Roles | None" = None,
+    known: dict[Hashable, Ran] | None = None,
 ) -> _Recorded:
-    tracer, refused = ValueTracer(samples), None
+    tracer, refused = ValueTracer(samples, known=known), None
     while True:
         try:
             nodes = tracer.trace_structure(root)
@@ -345,7 +348,7 @@ def _recorded(
             refused = refused or found
             if not isinstance(error, InsideError) or around is None or type(around) in tracer.whole:
                 raise refused from None
-            tracer = ValueTracer(samples, {*tracer.whole, type(around)})
+            tracer = ValueTracer(samples, {*tracer.whole, type(around)}, tracer.known)
     roles = known_roles(nodes) if source.kind == "torchvision" else roles
     return _Recorded(source, root, samples, roles, nodes, tracer, refused)
 

@@ -7,8 +7,8 @@ and only what depends on the batch stays symbolic. A wrong shape fails at the us
 """
 
 import operator
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import is_dataclass
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -38,8 +38,8 @@ from workbench.model.tracing.batch import (
 )
 from workbench.model.tracing.contexts import Context, Under, autocast_watched, modes
 from workbench.model.tracing.decisions import decided_alike
-from workbench.model.tracing.draws import RecordedDraws, Shapes, dims_of, drawing
-from workbench.model.tracing.failure import Refused, noted
+from workbench.model.tracing.draws import dims_of
+from workbench.model.tracing.failure import OF_ANOTHER_TRACE, Refused, noted
 from workbench.model.tracing.inputs import KNOWN, parameters_of, without_objects
 from workbench.model.tracing.kept import Attributes, Pass, attributes_of, refuse_set, show_no_state
 from workbench.model.tracing.lost import line_of_model, refuse_backward_hooks
@@ -57,8 +57,9 @@ from workbench.model.tracing.proxy import Sizes, ValueProxy, is_reshape, stated
 from workbench.model.tracing.rewrites.attention import is_window_attention
 from workbench.model.tracing.rewrites.extended import ExtendedLayers
 from workbench.model.tracing.rewrites.inplace import changes_in_place, read_what_was_changed
-from workbench.model.tracing.trials.flops import FlopCounter
 from workbench.model.tracing.trials.gradients import trained_parameters
+from workbench.model.tracing.trials.runs import Ran, Runs
+from workbench.model.tracing.trials.saved import memory_of
 from workbench.plan.inputs import Input
 
 _STATE = (
@@ -91,15 +92,21 @@ class ValueTracer(torch.fx.Tracer):
     Args:
         given: the inputs; where they have no names there is one, forward's first.
         whole: the classes of modules that are one operation each, and not traced into.
+        known: what operations gave in other passes (`Runs`).
     """
 
     proxy_buffer_attributes = True
 
     def __init__(
-        self, given: Sequence[Input], whole: Collection[type[nn.Module]] = frozenset()
+        self,
+        given: Sequence[Input],
+        whole: Collection[type[nn.Module]] = frozenset(),
+        known: dict[Hashable, Ran] | None = None,
     ) -> None:
         super().__init__()
         self.given, self.whole, self.mode = tuple(given), whole, FakeTensorMode()
+        self.known: dict[Hashable, Ran] = {} if known is None else known
+        self._runs = Runs(self.mode, self.known)
         with self.mode:
             self._batches = [
                 tuple(torch.empty(b, *one.shape, dtype=getattr(torch, one.dtype)) for b in BATCHES)
@@ -116,6 +123,8 @@ class ValueTracer(torch.fx.Tracer):
         self.failed_in: str | None = None
         self.refused: Refused | None = None
         self.before: Attributes = {}
+        self._factories = RecordedFactories(self._made)
+        self._members: set[int] = set()
 
     @torch.inference_mode(False)
     def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
@@ -128,7 +137,7 @@ class ValueTracer(torch.fx.Tracer):
         graph = recorded.graph
 
         def again(second: nn.Module) -> Pass:
-            return ValueTracer(self.given, self.whole)._recorded(second)
+            return ValueTracer(self.given, self.whole, self.known)._recorded(second)
 
         show_no_state(structure, recorded, again)
         read_what_was_changed(graph, self.root, self.record)
@@ -148,8 +157,9 @@ class ValueTracer(torch.fx.Tracer):
             self.names[id(tensor)] = name
         self.before = attributes_of(root)
         self.modes = modes()
+        self._members = {id(module) for module in root.modules()}
         with (
-            RecordedFactories(self._made),
+            self._factories,
             sizes_as_tuples(),
             limits_recorded(self._made),
             refuse_other_draws(),
@@ -192,6 +202,10 @@ class ValueTracer(torch.fx.Tracer):
             TraceError: the operation is not supported.
         """
         args, kwargs = self.create_arg(args), self.create_arg(kwargs)
+        sources: list[Node] = []
+        map_arg((args, kwargs), sources.append)
+        if any(source.graph is not self.graph for source in sources):
+            raise TraceError(OF_ANOTHER_TRACE)
         if self.extended.counts(self.root, kind, target, args):
             return None
         x = self.extended.called(self.root, self._path, kind, target, args, kwargs)
@@ -206,7 +220,7 @@ class ValueTracer(torch.fx.Tracer):
             refuse_set(self.root, target, self.before)
         ran = self._run(kind, target, args, kwargs)
         values = ran.values
-        sources: list[Node] = []
+        sources.clear()
         map_arg((args, kwargs), sources.append)
         # Equal at two batch sizes is not equal at all: n // 4 is 0 for both.
         of_batch_size = any(source.meta["is_size"] for source in sources)
@@ -221,7 +235,7 @@ class ValueTracer(torch.fx.Tracer):
         node = self.create_node(kind, target, args, kwargs)
         node.meta.update(line=line, module=self._path)
         self._describe(node, ran)
-        if ran.wrote and not changes_in_place(node, self.root):
+        if ran.written and not changes_in_place(node, self.root):
             raise TraceError(
                 f"{name_of(node)} writes into a tensor that it is given, and a graph would not "
                 "see it: let it write into a copy of its own, x = x.clone(), and return that"
@@ -238,6 +252,7 @@ class ValueTracer(torch.fx.Tracer):
         proxy = self.proxy(node)
         if kind == "get_attr":
             self.read[target] = proxy
+            node.meta["versions"] = versions(values[0])
         if isinstance(values[0], tuple | list) and not (tensors(values[0]) or of_function):
             parts = (proxy[index] for index in range(len(values[0])))
             return Sizes(parts) if isinstance(values[0], torch.Size) else tuple(parts)
@@ -247,7 +262,7 @@ class ValueTracer(torch.fx.Tracer):
         """Runs a node that was made from others, and sets its `meta`."""
         self._describe(node, self._run(node.op, node.target, node.args, node.kwargs))
 
-    def _describe(self, node: Node, ran: "_Ran") -> None:
+    def _describe(self, node: Node, ran: Ran) -> None:
         values = ran.values
         node.meta.update(values=values, flops=ran.flops, uncounted=ran.uncounted, depends=False)
         node.meta.update(learns=False, saved=None)
@@ -337,7 +352,7 @@ class ValueTracer(torch.fx.Tracer):
         return super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if self.running or (not has_tensors(m) and all(m is not p for p in self.root.modules())):
+        if self.running or (id(m) not in self._members and not has_tensors(m)):
             return forward(*args, **kwargs)  # one that was made in forward is what it calls
         path = self.path_of_module(m)
         try:
@@ -403,51 +418,37 @@ class ValueTracer(torch.fx.Tracer):
             )
         return found if kind != "get_attr" else Context()
 
-    def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> "_Ran":
+    def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> Ran:
         """Runs an operation at both batch sizes."""
         if kind == "placeholder":
-            return _Ran(self.inputs[target])
+            return Ran(self.inputs[target])
         module = self._module(target) if kind == "call_module" else None
         if isinstance(module, nn.SyncBatchNorm):
             raise TraceError(
                 "nn.SyncBatchNorm has its own communication: use nn.BatchNorm2d, and "
                 'batch_norm="synchronized" in the plan'
             )
-        held = self._read() if module is None else [*module.parameters(), *module.buffers()]
+        held = [] if module is None else [*module.parameters(), *module.buffers()]
         were = [tensor._version for tensor in held]
-        values, counters, drawn, wrote = [], [], [], False
+
+        def call(given: Any, named: Any) -> Any:
+            return self._call(kind, target, given, named)
+
+        def at(size: int) -> Any:
+            return map_arg((args, kwargs), lambda node: node.meta["values"][size])
+
         self.running = True
         try:
-            for size in range(len(BATCHES)):
-
-                def value(node: Node, size: int = size) -> Any:
-                    return node.meta["values"][size]
-
-                arguments = map_arg((args, kwargs), value)
-                counter = FlopCounter()
-                before = versions(arguments)
-                with torch.no_grad(), self.mode, counter:
-                    values.append(self._call(kind, target, *arguments))
-                wrote = before != versions(arguments)
-                counters.append(counter)
-                draws = RecordedDraws()
-                if counter.random:  # it may not have drawn: attention without dropout
-                    with torch.no_grad(), self.mode, drawing(draws):
-                        self._call(kind, target, *arguments)
-                drawn.append(draws.shapes)
+            with self._factories.aside():
+                ran = self._runs.run(call, target, module, [at(0), at(1)])
         finally:
             self.running = False
-        if were != [tensor._version for tensor in held] and not isinstance(module, _BatchNorm):
+        changed = were != [tensor._version for tensor in held]
+        changed = changed and not isinstance(module, _BatchNorm)
+        if changed or (ran.written and self._changes_what_was_read(memory_of(ran.written))):
             name = target if module is None else type(module).__name__
             raise TraceError(f"{getattr(name, '__name__', name)} changes {_STATE}")
-        few, many = BATCHES
-        flops = (counters[1].flops - counters[0].flops) // (many - few)
-        uncounted = counters[0].foreign or (
-            flops == 0
-            and not counters[0].looked_up
-            and any(_is_matrix(tensor, values[0]) for tensor in (held if module else ()))
-        )
-        return _Ran((values[0], values[1]), flops, uncounted, (drawn[0], drawn[1]), wrote)
+        return ran
 
     def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
         module = self._module(target) if kind == "call_module" else None
@@ -459,35 +460,13 @@ class ValueTracer(torch.fx.Tracer):
     def _module(self, path: str) -> nn.Module:
         return self.extended.plain.get(path) or self.root.get_submodule(path)
 
-    def _read(self) -> list[Tensor]:
-        """The parameters and buffers that have been read directly so far."""
-        return [proxy.node.meta["values"][0] for proxy in self.read.values()]
-
-
-@dataclass(frozen=True)
-class _Ran:
-    """The results of an operation.
-
-    Attributes:
-        values: the operation's values at both batch sizes.
-        flops: the FLOPs of one sample.
-        uncounted: whether it does more FLOPs than these.
-        drawn: the shapes of the random tensors that it drew, at both batch sizes.
-        wrote: whether it wrote into what it read.
-    """
-
-    values: tuple[Any, ...]
-    flops: int = 0
-    uncounted: bool = False
-    drawn: tuple[Shapes, Shapes] = ([], [])
-    wrote: bool = False
-
-
-def _is_matrix(weight: Tensor, value: Any) -> bool:
-    """Whether a weight is multiplied as a matrix, not element by element."""
-    shapes = [tuple(tensor.shape) for tensor in tensors(value)]
-    along = any(shape[len(shape) - weight.ndim :] == tuple(weight.shape) for shape in shapes)
-    return weight.ndim > 1 and not along
+    def _changes_what_was_read(self, written: frozenset[int]) -> bool:
+        """Whether a parameter or buffer in that memory is another than when it was read."""
+        read = [(proxy.node.meta["values"][0], proxy.node.meta) for proxy in self.read.values()]
+        return any(
+            memory_of(tensors(value)) & written and versions(value) != meta["versions"]
+            for value, meta in read
+        )
 
 
 def _known(first: Any, second: Any) -> bool:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop
 
-from workbench.model.tracing.draws import is_random
+from workbench.model.tracing.draws import can_draw
 
 
 def _recurrent(
@@ -108,7 +108,7 @@ class FlopCounter(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         value = func(*args, **kwargs)
-        self.random = self.random or is_random(func)
+        self.random = self.random or can_draw(func, args, kwargs)
         formula = _formula(func)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=value)
