@@ -16,6 +16,7 @@ from workbench.client.run.job import Job
 from workbench.model.errors import ModelError
 from workbench.plan.inputs import Input
 from workbench.store.errors import ClusterError
+from workbench.store.process import RENDEZVOUS, holder
 from workbench.train.data.opening import open_data
 
 LONG_S = 300.0
@@ -163,6 +164,31 @@ def test_a_rank_that_vanishes_in_an_all_reduce_loses_no_step(cluster, experiment
     assert f"rank 1 (pid {victim}) died: its process was ended by SIGKILL" in run.notes[0]
     columns = ["step", "rank", "loss"]
     assert run.metrics[columns].equals(straight.metrics[columns])
+
+
+@pytest.mark.slow
+def test_a_run_loses_no_step_where_the_store_dies_in_which_ranks_meet(cluster, experiment):
+    """It goes on without, or from its newest checkpoint; the next run has another."""
+    data_parallel = wb.Plan.data_parallel(experiment.plan.graph, 2)
+    experiment = experiment.replace(
+        plan=data_parallel, steps=200, checkpoint_every=50, evaluate_every=None
+    )
+    straight = cluster.train(experiment, module=NET).wait(LONG_S)
+    run, store = cluster.train(experiment, module=NET), holder(cluster.folder / RENDEZVOUS)
+    assert store is not None
+
+    def kill(rows):
+        if rows:
+            store.send(signal.SIGKILL)
+
+    unsubscribe = run.subscribe(kill)
+    assert run.wait(LONG_S).state == "finished"
+    unsubscribe()
+    columns = ["step", "rank", "loss"]
+    assert run.metrics[columns].equals(straight.metrics[columns])
+    after = cluster.train(experiment, module=NET).wait(LONG_S)
+    assert after.metrics[columns].equals(straight.metrics[columns])
+    assert holder(cluster.folder / RENDEZVOUS) != store
 
 
 def test_a_user_s_own_module_is_known_where_it_was_traced(cluster, experiment):
