@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ BOTH = [
     pytest.param(True, id="shared"),
     pytest.param(False, id="gloo", marks=pytest.mark.slow),
 ]
-
+FEW = 3  # of the cases of a test are quick, spread over all of them
 
 # How long an example takes is the host's affair.
 settings.register_profile("workbench", deadline=None)
@@ -47,9 +48,14 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
     torch.manual_seed(0)
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files are given to processes in the order in which they are collected."""
+    """Of a test's many cases most are slow; processes get files in the order of collection."""
+    for _, same in groupby(items, lambda item: item.nodeid.partition("[")[0]):
+        cases = list(same)
+        for place, case in enumerate(cases):
+            if place * FEW // len(cases) == (place - 1) * FEW // len(cases):
+                case.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
 

@@ -186,6 +186,7 @@ def test_the_table_permits_what_it_should(source):
     assert violations(source, ("workbench", "plan")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", WITHOUT_TORCH)
 def test_does_not_load_torch(folder):
     """Not even through somebody else: plans are handled in processes that never need torch."""
@@ -207,6 +208,7 @@ def test_folders_can_be_taken_in(folder):
     assert len(found) <= MOST_MODULES, f"{len(found)} modules: parts of them belong in a folder"
 
 
+@pytest.mark.slow
 def test_no_module_imports_itself():
     """Not even through others, for the checker of types alone, or late in a function."""
     paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules()}
@@ -285,6 +287,7 @@ def test_a_process_begins_with_what_it_needs(module, without):
     assert loaded_with(module).isdisjoint(without)
 
 
+@pytest.mark.slow
 def test_processes_hold_what_they_need(tmp_path):
     """The kernel says so, after a step of training; Python's own list is of this process only.
 

@@ -45,6 +45,7 @@ TIMM = {
 }
 
 
+@pytest.mark.slow
 def test_a_small_model_of_each_module_is_traced(monkeypatch):
     models = {name: build for module in TIMM.values() for name, build in module.items()}
 

@@ -87,6 +87,7 @@ def test_progress_is_a_few_lines_where_none_can_be_written_over(follow):
     assert 1 <= len(stream.getvalue().splitlines()) <= 3
 
 
+@pytest.mark.slow
 def test_a_plan_is_predicted(experiment, tmp_path, capsys):
     assert main(["predict", str(tmp_path / "plan.toml"), "--machine", "h100-nvlink"]) == 0
     with_time = capsys.readouterr().out
@@ -95,6 +96,7 @@ def test_a_plan_is_predicted(experiment, tmp_path, capsys):
     assert capsys.readouterr().out != with_time
 
 
+@pytest.mark.slow
 def test_a_program_is_listed(experiment, tmp_path, capsys):
     assert main(["program", str(tmp_path / "experiment.toml")]) == 0
     every = capsys.readouterr().out

@@ -44,6 +44,7 @@ def running(run) -> None:
     assert not run.is_done, run
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_by_itself_and_leaves_its_files(cluster, train):
     run = train("slowly", steps=40)
     assert run.state in ("starting", "running")
@@ -88,6 +89,7 @@ def test_a_stop_that_comes_before_the_ranks_begin_is_heard(train):
     assert run.wait(LONG_S).state == "stopped"
 
 
+@pytest.mark.slow
 def test_a_rank_s_exception_arrives_with_its_layer_and_traceback(cluster, train):
     run = train("last_rank_raises")
     with pytest.raises(RankError) as caught:
@@ -144,6 +146,7 @@ def test_a_rank_that_cannot_be_interrupted_is_ended(cluster, train):
     assert train("train").wait(LONG_S).state == "finished"
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_free_engines(cluster, train):
     one = train("slowly", steps=FOREVER, ranks=1)
     other = train("slowly", steps=FOREVER, ranks=1)

@@ -20,6 +20,7 @@ def experiment():
     )
 
 
+@pytest.mark.slow
 def test_a_sweep_shares_the_engines(cluster, experiment):
     told = []
     values = dict(lr=[0.1, 0.01], seed=[0, 1])
@@ -41,6 +42,7 @@ def test_a_sweep_shares_the_engines(cluster, experiment):
         cluster.jobs.sweep(experiment, module=NET, warmth=[1])
 
 
+@pytest.mark.slow
 def test_the_most_important_goes_first_and_order_can_be_changed(cluster, experiment):
     jobs, forever = cluster.jobs, experiment.replace(steps=10**6)
     busy = jobs.submit(forever.replace(plan=wb.Plan.data_parallel(GRAPH, 2)), module=NET)
@@ -58,6 +60,7 @@ def test_the_most_important_goes_first_and_order_can_be_changed(cluster, experim
     assert busy.wait(LONG_S).state == "stopped"
 
 
+@pytest.mark.slow
 def test_a_paused_job_goes_on_where_it_was(cluster, experiment):
     jobs = cluster.jobs
     straight = jobs.submit(experiment.replace(steps=400), module=NET).wait(LONG_S)
@@ -76,6 +79,7 @@ def test_a_paused_job_goes_on_where_it_was(cluster, experiment):
     assert run.metrics[columns].equals(straight.metrics[columns])
 
 
+@pytest.mark.slow
 def test_jobs_of_the_past_are_runs_too(cluster, experiment):
     run = cluster.jobs.submit(experiment, module=NET, tag="again").wait(LONG_S)
     again = cluster.jobs[run.id].wait(LONG_S)

@@ -32,6 +32,7 @@ def values(output):
     return [each.value for each in output.ranks]
 
 
+@pytest.mark.slow
 def test_a_cell_has_the_model_and_what_cells_before_it_made(ranks):
     found = ranks.run("print('from', rank)\nx = 10 * rank\n(world_size, plan.world_size, x)")
     assert values(found) == ["(2, 2, 0)", "(2, 2, 10)"]
@@ -51,6 +52,7 @@ def test_a_training_step_goes_through_the_groups(ranks):
     assert values(after) == ["2.0", "2.0"]
 
 
+@pytest.mark.slow
 def test_ranks_that_parted_meet_again_and_the_model_keeps_its_values(ranks):
     mark = "next(iter(model.pieces().values())).flatten()[:1].fill_(rank + 0.5); mine = 7"
     ranks.run(f"with torch.no_grad(): {mark}")

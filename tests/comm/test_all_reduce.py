@@ -60,6 +60,7 @@ def check_record(rank_rows, costs):
                 assert rank_rows[rank][f"{case} {kind}"] == cost, (case, kind, rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", collective_costs.FLAT)
 def test_flat_algorithms(on_ranks, name, size):
@@ -76,6 +77,7 @@ def test_flat_algorithms(on_ranks, name, size):
 HOSTS = ["aabb", "abab", "aaab", "aabc", "abc", "aaa"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_hierarchical(on_ranks, hosts):
     answers = on_ranks(len(hosts), sums, "hierarchical", hosts=hosts)

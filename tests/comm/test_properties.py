@@ -1,5 +1,6 @@
 """Any pieces, any dimension, any dtype, on one to four ranks."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +50,7 @@ def check(world, drawn):
         assert torch.equal(all_reduce(wholes[group.rank], group), total), case
 
 
+@pytest.mark.slow
 @settings(max_examples=12, derandomize=True, database=None)
 @given(worlds())
 def test_collectives_equal_plain_torch(on_either, drawn):

@@ -3,6 +3,8 @@
 import json
 import sys
 
+import pytest
+
 from env.gpu import Part, main
 
 FIGURES = {"figures": {"ratio": {"median": 2.0, "min": 1.0, "max": 3.0}}}
@@ -36,6 +38,7 @@ def test_a_part_that_fails_leaves_the_others_alone(tmp_path):
     assert (tmp_path / "it-fails.log").read_text() == "why\n"
 
 
+@pytest.mark.slow
 def test_a_part_that_takes_too_long_is_interrupted_and_keeps_its_figures(tmp_path):
     table = table_of(tmp_path, part("slow", HANGS, limit_s=3.0, bench=True), status=1)
     assert "| took more than 3 s | `ratio` 2 (1 .. 3) |\n" in table

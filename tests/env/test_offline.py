@@ -44,6 +44,7 @@ def followed(tmp_path, first, target, without=()):
     return sorted(path.name.partition("-")[0] for path in found), list(map(str, left_out))
 
 
+@pytest.mark.slow
 def test_requirements_are_followed_as_the_machine_there_has_them(shelf, tmp_path):
     """What this Python and this machine would need is another matter."""
     shelf(
@@ -58,6 +59,7 @@ def test_requirements_are_followed_as_the_machine_there_has_them(shelf, tmp_path
     assert followed(tmp_path, ["first>=1"], target) == (["first", "second", "third"], [])
 
 
+@pytest.mark.slow
 def test_what_only_a_left_out_package_needs_is_left_out_too(shelf, tmp_path):
     shelf("first", "large>=1", "second")
     shelf("second")
@@ -67,6 +69,7 @@ def test_what_only_a_left_out_package_needs_is_left_out_too(shelf, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_package_without_a_wheel_for_the_machine(shelf, tmp_path):
     shelf("first", tag=ON_LINUX)
     with pytest.raises(OfflineError, match=r"for Python 3.12 on manylinux_2_16_x86_64"):

@@ -24,6 +24,7 @@ def converted(world, before, after, blocks):
     return convert(WHOLE if before == Replicate() else WHOLE[:, held])[0].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "blocks", "expected"),
     [

@@ -1,5 +1,7 @@
 """Modes of a cut model's parts."""
 
+import pytest
+
 from tests.layers import nets
 from workbench.model.tracing.trace import trace
 from workbench.plan.plan import Plan
@@ -24,6 +26,7 @@ def modes(world):
     return found, model.train() is model
 
 
+@pytest.mark.slow
 def test_parts_in_eval_mode_stay_so_and_others_come_back(on_ranks):
     ((found, same),) = on_ranks(1, modes)
     assert found == [[False, True], [False, False], [False, True]]

@@ -38,6 +38,7 @@ def idling(world):
     return sum(isinstance(part, Idle) for part in model.traced.modules())
 
 
+@pytest.mark.slow
 def test_each_rank_idles_where_it_has_nothing_itself(on_ranks):
     assert on_ranks(3, idling) == [0, 3, 0]  # the two cut layers, and what is between them
 

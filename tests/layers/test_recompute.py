@@ -61,6 +61,7 @@ def crossing(ranks, op, layer, phase):
     return [sum(r[-1] for r in rank.traffic if r[:3] == (op, layer, phase)) for rank in ranks]
 
 
+@pytest.mark.slow
 def test_conversions_inside_a_segment_are_repeated_and_those_at_its_borders_are_not(on_either):
     """The head's pair: rows are gathered for head.0, and head.4 reads a sum."""
     net = nets.Images
@@ -105,6 +106,7 @@ class Deep(nn.Module):
         return self.last(self.blocks(self.first(x)))
 
 
+@pytest.mark.slow
 def test_the_peak_falls_by_what_is_dropped(on_ranks):
     """By hand, in activations of 1000 x 64 in fp64.
 

@@ -55,6 +55,7 @@ def test_models_run(name):
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 3)
 
 
+@pytest.mark.slow
 def test_anybody_may_import_it_once_the_workbench_is_there():
     code = (
         "import sys, workbench\n"
@@ -67,6 +68,7 @@ def test_anybody_may_import_it_once_the_workbench_is_there():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_it_works_where_nobody_has_imported_workbench_before():
     """As timm does in the first cell of a notebook; what is installed sees to it."""
     given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -18,6 +18,7 @@ SETTINGS = dict(
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about what drawn modules do
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 8 * TOGETHER, TOGETHER))
 def test_cases_are_computed_as_one_process_would_or_refused(on_ranks, first):
     """Independent ones; what fails is made small, to be kept in `test_found.py`."""
@@ -29,6 +30,7 @@ def test_cases_are_computed_as_one_process_would_or_refused(on_ranks, first):
             pytest.fail(f"{judged(small, on_ranks.seated).why}\n{small!r}")
 
 
+@pytest.mark.slow
 def test_cases_that_hypothesis_varies_too(on_ranks):
     @settings(max_examples=16, print_blob=False, **SETTINGS)
     @given(cases())
@@ -41,6 +43,7 @@ def test_cases_that_hypothesis_varies_too(on_ranks):
         check()
 
 
+@pytest.mark.slow
 def test_most_of_what_is_drawn_is_accepted():
     refused = 0
     for number in range(30):
@@ -49,6 +52,7 @@ def test_most_of_what_is_drawn_is_accepted():
     assert refused <= 3
 
 
+@pytest.mark.slow
 @settings(max_examples=10, **SETTINGS)
 @given(cases())
 def test_a_case_is_brought_back_by_its_repr(case):

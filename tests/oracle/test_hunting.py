@@ -18,6 +18,7 @@ def number(config):
     return config.rank
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_one_failure():
     with Engines() as engines:
         with pytest.raises(RankDied, match="rank 1"):

@@ -60,6 +60,7 @@ def test_sharded_and_resumed_under_another_plan(optimizer, on_ranks):
     is_equal(Case(NET, UNEQUAL, run, "resumed", Cut(3, rows=(1, 0, 2))), on_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", few(NAMED, "NAdam", "AdamW"))
 def test_with_a_server_and_re_cut(optimizer, on_ranks):
     run = Run(optimizer=optimizer, steps=3, sync="ParameterServer(server=3)", checkpoint_every=1)
@@ -153,6 +154,7 @@ AVERAGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", few(AVERAGED, "unequal", "fused", "all"))
 def test_averaged(case, on_ranks):
     is_equal(case, on_ranks)

@@ -150,6 +150,7 @@ def wrong_steps(case, monkeypatch, change):
     monkeypatch.setattr(oracle, "train", changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["outputs", "gradients", "weights", "buffers", "state"])
 def test_whatever_differs_is_seen(what, monkeypatch, on_ranks):
     def change(step: Step) -> Step:

@@ -114,6 +114,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_is_computed_as_one_process_would(case, on_ranks):
     verdict = judged(case, on_ranks.seated)

@@ -125,6 +125,7 @@ def test_a_model_that_cannot_be_is_refused(was, now):
             Plan.from_toml(text)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known_fingerprints")
 def test_every_leaf_is_refused_or_safe():
     assert set(counted(200)) == {"refused", "safe"}

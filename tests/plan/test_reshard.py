@@ -34,6 +34,7 @@ def painted(placed, rank):
     return count
 
 
+@pytest.mark.slow
 @given(pairs())
 def test_every_rank_has_its_new_pieces_and_is_sent_nothing_twice(pair):
     reshard = Reshard(*pair)

@@ -77,6 +77,7 @@ class Block(nn.Module):
         return self.head(x + self.down(F.silu(gate) * up))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("what", ["nothing", "normed", "joined"])
 def test_peaks_are_the_measured_ones(on_ranks, tmp_path, plan, what):
@@ -144,6 +145,7 @@ class Foreign(Chosen):
         return self.down(self.activation(self.up(self.table(ids))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", [Chosen, Stretched, Foreign])
 def test_of_what_is_read_only_what_is_saved_is_kept(on_ranks, tmp_path, net):
     torch.manual_seed(0)
@@ -157,6 +159,7 @@ def test_of_what_is_read_only_what_is_saved_is_kept(on_ranks, tmp_path, net):
         assert rank.peak_bytes == pytest.approx(measured, rel=0.01), (rank.moment, rank.categories)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", INNER)
 def test_a_search_says_what_a_prediction_says(inner):
     graph = trace(made(inner), input_shape=(TOKENS,), vocabulary=VOCABULARY)

@@ -36,6 +36,7 @@ ORDERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("imports", ORDERS)
 def test_it_is_the_function_whatever_was_imported_before(imports):
     code = f"{imports}; print(wb.predict.__name__, callable(wb.predict), 'torch' in sys.modules)"

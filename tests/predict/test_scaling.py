@@ -56,6 +56,7 @@ def worlds(draw):
     return run, machine(device(kind=kind), across=across, ranks_per_host=per_host)
 
 
+@pytest.mark.slow
 @PROFILE
 @given(case=worlds())
 def test_those_who_stand_for_others_do_as_they_do(case):

@@ -67,6 +67,7 @@ def experiment(plan, **more):
     return Experiment(plan=plan, optimizer=SGD(lr=0.01, momentum=0.9), **fields | more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True], ids=["written", "fused"])
 @pytest.mark.parametrize("plan", ["rows", "hybrid"])
 def test_peaks_are_the_measured_ones(on_ranks, tmp_path, plan, fused):

@@ -62,6 +62,7 @@ def experiment(plan, **more):
 DIVIDED = [(2, True), (2, (3, 1)), (2, (0, 1)), (3, (1, 0, 2))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "tokens"), DIVIDED)
 def test_traffic_is_the_recorded_one(on_ranks, tmp_path, ranks, tokens):
     module, graph = made()
@@ -73,6 +74,7 @@ def test_traffic_is_the_recorded_one(on_ranks, tmp_path, ranks, tokens):
         assert sorted(predicted.rows(rank)) == sorted(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "tokens"), DIVIDED[:3])
 def test_peaks_are_the_measured_ones(on_ranks, tmp_path, ranks, tokens):
     module, graph = made()
@@ -83,6 +85,7 @@ def test_peaks_are_the_measured_ones(on_ranks, tmp_path, ranks, tokens):
         assert rank.peak_bytes == pytest.approx(measured, rel=0.01), (rank.moment, rank.categories)
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_row_is_divided_by_tokens():
     _, graph = made()
     fast = machine(device(bandwidth=1e9), within=FAST)

@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.server.fake_tasks import value_after
 from tests.server.test_recovery import value
 from workbench.store.process import ProcessIdentity
 
 
+@pytest.mark.slow
 def test_pause_and_resume(fake):
     job = fake.submit(keywords={"steps": 60, "every": 100})
     fake.at_step(job, 10)
@@ -74,6 +77,7 @@ def test_calls_under_a_lease(fake):
     assert late.state == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_call_ends_with_who_waits_for_it(fake):
     command = [sys.executable, "-c", "input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as waiting:

@@ -27,6 +27,7 @@ def test_a_job_runs_to_its_end(fake):
     assert [engine.state for engine in fake.store.engines()] == ["idle"] * 3
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_replaced_and_the_job_goes_on(fake):
     job = fake.submit(keywords={"steps": 60})
     record = fake.at_step(job, 22)
@@ -38,6 +39,7 @@ def test_a_rank_that_dies_is_replaced_and_the_job_goes_on(fake):
     assert "died: its process was ended by SIGKILL" in record.attempts[0].reason
 
 
+@pytest.mark.slow
 def test_the_assistant_stands_in_at_once(fake):
     job = fake.submit(keywords={"steps": 200})
     record = fake.at_step(job, 22)
@@ -56,6 +58,7 @@ def test_the_assistant_stands_in_at_once(fake):
     assert fake.ended(call).state == "finished"
 
 
+@pytest.mark.slow
 def test_an_idle_engine_takes_over_where_there_is_one(fake):
     job = fake.submit(engines=1, keywords={"steps": 60})
     record = fake.at_step(job, 22)
@@ -69,6 +72,7 @@ def test_an_idle_engine_takes_over_where_there_is_one(fake):
     assert record.attempts[1].places == (1 - gone,)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_by_a_signal_is_ended(fake):
     job = fake.submit(keywords={"steps": 60})
     record = fake.at_step(job, 22)
@@ -82,6 +86,7 @@ def test_a_rank_that_is_stopped_by_a_signal_is_ended(fake):
     assert "stood still for" in record.attempts[0].reason
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_for_a_moment_goes_on(fake):
     job = fake.submit(keywords={"steps": 60})
     record = fake.at_step(job, 22)
@@ -100,6 +105,7 @@ def test_a_rank_that_is_stopped_for_a_moment_goes_on(fake):
     assert texts == [told[0].text, "rank 1 goes on"]
 
 
+@pytest.mark.slow
 def test_an_idle_engine_that_is_stopped_is_ended_before_a_job_has_it(fake):
     before = fake.store.engines()[1].pid
     os.kill(before, signal.SIGSTOP)
@@ -111,6 +117,7 @@ def test_an_idle_engine_that_is_stopped_is_ended_before_a_job_has_it(fake):
     assert (record.state, record.attempt) == ("finished", 1)
 
 
+@pytest.mark.slow
 def test_a_pause_that_is_expected_is_no_fault(fake):
     job = fake.submit(keywords={"steps": 60})
     record = fake.at_step(job, 22)
@@ -132,6 +139,7 @@ def test_a_rank_that_raises_has_failed_for_good(fake):
     assert record.checkpoint.endswith("step-000005")
 
 
+@pytest.mark.slow
 def test_a_job_that_dies_again_and_again_is_parked(fake):
     record = fake.ended(fake.submit(keywords={"steps": 60, "dies_at": 17}, max_attempts=2))
     assert record.state == "parked"
@@ -140,6 +148,7 @@ def test_a_job_that_dies_again_and_again_is_parked(fake):
     assert len(record.attempts) <= 5
 
 
+@pytest.mark.slow
 def test_ranks_that_lose_each_other_try_again(fake):
     record = fake.ended(fake.submit(keywords={"steps": 30, "sleeps_at": 12}, max_attempts=1))
     assert record.state == "parked"

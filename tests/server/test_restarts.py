@@ -54,12 +54,14 @@ def test_killed_at_anything_that_it_does(tmp_path, seed):
         cluster.close()
 
 
+@pytest.mark.slow
 def test_the_server_loads_no_torch():
     code = "import sys, workbench.server.__main__; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"torch", "pandas", "scipy"}.isdisjoint(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_new_server_takes_over(fake):
     """What runs is not disturbed; what ended meanwhile, or died, is seen."""
     job = fake.submit(keywords={"steps": 150})
@@ -77,6 +79,7 @@ def test_a_new_server_takes_over(fake):
     assert (record.state, record.attempt, value(record)) == ("finished", 1, value_after(10))
 
 
+@pytest.mark.slow
 def test_an_engine_that_died_while_nobody_looked(fake):
     job = fake.submit(keywords={"steps": 80})
     record = fake.at_step(job, 20)
@@ -89,6 +92,7 @@ def test_an_engine_that_died_while_nobody_looked(fake):
     assert "was ended by SIGKILL" in record.attempts[0].reason
 
 
+@pytest.mark.slow
 def test_one_server_for_one_folder(fake, tmp_path):
     fake.ended(fake.submit(keywords={"steps": 2}))
     with pytest.raises(ClusterError, match=r"has a job server already, process \d+"):
@@ -98,6 +102,7 @@ def test_one_server_for_one_folder(fake, tmp_path):
     assert fake.ended(fake.submit(keywords={"steps": 2})).state == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"no database at all" * 100, b""])
 def test_a_bad_database_is_told_and_left_as_it_is(fake, tmp_path, content):
     folder = tmp_path / "bad"

@@ -2,11 +2,14 @@
 
 import time
 
+import pytest
+
 from tests.server.fake_tasks import value_after
 from tests.server.test_recovery import value
 from tests.server.test_restarts import was_run_once
 
 
+@pytest.mark.slow
 def test_jobs_side_by_side(fake):
     first, second = (fake.submit(engines=1, keywords={"steps": 80}) for _ in range(2))
     fake.at_step(first, 10)
@@ -19,6 +22,7 @@ def test_jobs_side_by_side(fake):
     assert {record.attempts[0].places for record in records} == {(0,), (1,), (0, 1)}
 
 
+@pytest.mark.slow
 def test_a_job_of_higher_priority_goes_first(fake):
     """The one that runs leaves a checkpoint, and goes on after it."""
     long = fake.submit(keywords={"steps": 500, "every": 1000}, seconds=100.0)
@@ -32,6 +36,7 @@ def test_a_job_of_higher_priority_goes_first(fake):
     assert was_run_once(record.directory)
 
 
+@pytest.mark.slow
 def test_an_elastic_job_shrinks_for_another_and_grows_again(fake):
     elastic = fake.submit(
         keywords={"steps": 1500, "every": 1000},

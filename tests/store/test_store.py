@@ -223,6 +223,7 @@ for number in range(50):
 """
 
 
+@pytest.mark.slow
 def test_several_processes_and_threads_write_at_once(store):
     """Each submits 50 jobs, and all try to begin the same ones, of no engine."""
     command = [sys.executable, "-c", WRITER, str(store.path)]

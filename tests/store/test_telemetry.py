@@ -89,6 +89,7 @@ def test_no_row_is_lost_or_doubled(tmp_path_factory, turns, most):
     assert steps(drained(RowReader(files))) == steps(found)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(st.one_of(st.integers(1, 9), st.just(0)), max_size=60), st.integers(1, 4))
 @example([1, 0, 0, 9], 1)

@@ -10,6 +10,7 @@ ATTENTION = {nets.Attending: "attention", nets.Windows: "attend", nets.WindowsV2
 GRAPHS = nets.Graphs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", ATTENTION)
 def test_one_gather_and_one_sum_each_way(on_ranks, net):
     """Rows are gathered, outputs are summed back to rows; the backward pass is the dual."""

@@ -26,6 +26,7 @@ FIELDS = dict(
 GRAPHS = nets.Graphs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", drawing.NETS)
 def test_any_split_draws_what_one_process_draws(on_ranks, net):
     """Outputs, gradients, and weights after two steps."""

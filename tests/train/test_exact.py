@@ -66,6 +66,7 @@ def case(net, world, choices, *steps, rounds="BK"):
     return Case(net, plan.with_rounds(rounds), steps)
 
 
+@pytest.mark.slow
 def test_one_case_of_each_kind(on_ranks):
     head = {"head.0": ("shard_out", 3, (2, 0, 1)), "head.3": ("shard_in", 3, None)}
     mlp = {"mlp.0": ("shard_out", 3, (1, 0, 2)), "mlp.3": ("shard_in", 3, None)}
@@ -82,6 +83,7 @@ def test_one_case_of_each_kind(on_ranks):
     check(on_ranks, cases)
 
 
+@pytest.mark.slow
 def test_filters_by_speed_are_what_one_process_computes(on_ranks):
     """Plain, residual, depthwise and excited layers, and tokens, with shares of 8, 0 and 3."""
     cases = []
@@ -119,6 +121,7 @@ TIED = [
 ]
 
 
+@pytest.mark.slow
 def test_weights_that_layers_share_are_cut_alike(on_ranks):
     """A table by tokens or features with what is tied to it; layers called twice."""
     cases = [case(net, 3, {name: (scheme, 3, cut)}, (3, 1, 2)) for net, name, scheme, cut in TIED]

@@ -101,9 +101,11 @@ def some_plans():
         yield net, whole.with_recompute("*")
 
 
+@pytest.mark.slow
 def test_every_net_under_two_plans(on_ranks):
     check(on_ranks, [Case(net, plan, ((3, 2), (0, 1))) for net, plan in some_plans()])
 
 
+@pytest.mark.slow
 def test_traffic_of_every_net_under_two_plans(on_ranks):
     check_traffic(on_ranks, [(experiment(plan), net) for net, plan in some_plans()])

@@ -69,6 +69,7 @@ def held(config: RankConfig, run, start, reference):
     return compare(config, run, weights=start, reference=reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("kind", PLANS)
 def test_all_is_as_in_one_process(on_ranks, tmp_path, inner, kind):

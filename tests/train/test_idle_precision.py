@@ -53,6 +53,7 @@ def trained(world, run, weights):
 CASES = [(name, "bf16") for name in PLANS] + [(name, "fp16") for name in PLANS if name != "windows"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "precision"), CASES)
 def test_a_rank_without_a_share_trains(on_ranks, tmp_path, name, precision):
     net, plan = PLANS[name]

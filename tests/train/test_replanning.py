@@ -135,6 +135,7 @@ def files_over_re_cuts(world, first, plans, weights, times):
     return found
 
 
+@pytest.mark.slow
 def test_files_do_not_add_up_over_many_re_cuts(on_ranks, weights):
     """Back and forth between plans; and on and on, to groups that were closed meanwhile."""
     pairs, whole = synchronized(Plan.hybrid(GRAPH, 4, 2)), synchronized(Plan.hybrid(GRAPH, 4))

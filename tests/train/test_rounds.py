@@ -44,6 +44,7 @@ def test_traffic_is_that_of_the_formulas(on_ranks, scheme, k):
         assert sorted(found) == sorted(expected)
 
 
+@pytest.mark.slow
 def test_a_sender_sends_k_times_as_much_in_a_round_of_b_as_of_c(on_ranks):
     """Over Gloo, where the gather of a round starts before the round does."""
     k, own = 4, 8
@@ -66,6 +67,7 @@ def test_a_round_needs_less_memory_than_all_rows(on_ranks):
     assert max(peak["B"], peak["B/K"]) < 0.7 * peak["BK"], peak
 
 
+@pytest.mark.slow
 def test_a_gather_of_the_input_itself(on_ranks):
     plan = Plan.data_parallel(GRAPH, 3)
     for name, scheme in {

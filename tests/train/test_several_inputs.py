@@ -176,6 +176,7 @@ DATA = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["resumed", "re-cut"])
 @pytest.mark.parametrize("net", DATA)
 def test_a_run_goes_on_under_another_plan(on_ranks, tmp_path, net, way):

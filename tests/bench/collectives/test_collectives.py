@@ -51,6 +51,7 @@ def lateness(world):
     return found
 
 
+@pytest.mark.slow
 def test_every_synchronisation_is_late(on_ranks):
     for direct, ring in on_ranks(3, lateness):
         assert [direct[::2], ring[::2]] == [(2, 18.0), (4, 18.0)]

@@ -64,6 +64,7 @@ def test_models(tmp_path, monkeypatch):
     assert content["figures"]["traced"]["min"] == 1.0
 
 
+@pytest.mark.slow
 def test_each_family_has_one_smallest():
     names = ("resnet50", "resnet18", "wide_resnet50_2", "squeezenet1_1")
     graphs = {name: trace(name, input_shape=(3, 32, 32)) for name in names}

@@ -355,6 +355,7 @@ def test_an_interrupted_calibration_keeps_what_it_found(cluster, own_cache, monk
     assert machine.device(0).samples
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_refused(cluster):
     with pytest.raises(TypeError, match="calibrate takes graphs and plans, got str"):
         cluster.calibrate("vgg11")

@@ -16,6 +16,7 @@ GRAPH = trace(
 )
 
 
+@pytest.mark.slow
 def test_memory_is_predicted_without_a_band_for_what_was_measured():
     before = torch.get_num_threads()
     plan = Plan.hybrid(GRAPH, 2)
@@ -39,6 +40,7 @@ def test_memory_is_predicted_without_a_band_for_what_was_measured():
     assert (frame["least_peak_bytes"] < frame["most_peak_bytes"]).all()
 
 
+@pytest.mark.slow
 def test_a_graph_is_measured_whole():
     (device,) = Machine.local(GRAPH, rows=(1, 2)).devices
     assert len(device.workspaces) == 2

@@ -41,6 +41,7 @@ class Nothing(wb.extend.Rule):
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "kind", "ok"),
     [

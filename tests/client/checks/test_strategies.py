@@ -48,6 +48,7 @@ class Third(Strategy):
         return grad / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [slow_mo(), late(), Third()], ids=["means", "late", "sums"])
 def test_a_right_one_passes(cluster, strategy):
     found = checks_of(strategy, cluster)
@@ -121,6 +122,7 @@ class Doubled(Same):
         return 2 * grad
 
 
+@pytest.mark.slow
 def test_what_claims_to_be_exact_is_verified(cluster):
     fields = dict(batch_size=8, optimizer=wb.SGD(lr=0.01), steps=2, data=wb.Synthetic(samples=16))
     plan = wb.Plan.hybrid(GRAPH, 2)
@@ -133,6 +135,7 @@ NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10
 GRAPH = wb.trace(NET, input_shape=(1, 8, 8))
 
 
+@pytest.mark.slow
 def test_it_is_trained_resumed_and_loaded(cluster):
     experiment = wb.Experiment(
         plan=wb.Plan.data_parallel(GRAPH, 2),

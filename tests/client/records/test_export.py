@@ -19,6 +19,7 @@ def same(found, expected):
         assert_close(found[name], tensor, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["run", "folder", "checkpoint"])
 def test_a_run_s_weights_as_safetensors(past, tmp_path, source):
     run = past.finished

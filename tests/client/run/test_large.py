@@ -66,12 +66,14 @@ def test_it_trains_on_either_number_of_ranks(cluster, experiment):
     assert not [path for path in run.directory.rglob("*") if path.suffix == ".packed"]
 
 
+@pytest.mark.slow
 def test_it_is_verified_and_is_what_a_call_is_about(cluster, experiment):
     assert cluster.verify(experiment.replace(plan=HALVES), module=NET).exact
     found = cluster.curvature(experiment, module=NET, batches=1)
     assert found.batches == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_tells_them_apart(cluster, experiment):
     sweep = cluster.jobs.sweep(experiment, module=NET, lr=[0.1, 0.01]).wait(LONG_S)
     table = sweep.table()
@@ -79,6 +81,7 @@ def test_a_sweep_tells_them_apart(cluster, experiment):
     assert table["lr"].tolist() == [0.1, 0.01]
 
 
+@pytest.mark.slow
 def test_it_goes_on_under_another_plan_and_is_resumed_under_it(cluster, endless):
     endless.replan(HALVES).wait(LONG_S)
     endless.stop()
@@ -89,6 +92,7 @@ def test_it_goes_on_under_another_plan_and_is_resumed_under_it(cluster, endless)
     assert endless.experiment.plan == cluster.jobs[endless.id].experiment.plan == HALVES
 
 
+@pytest.mark.slow
 def test_the_assistant_makes_its_weights(cluster, experiment, monkeypatch):
     """Of a model by name, of which the job server asks for them with the run's own message."""
     monkeypatch.setattr(messages, "LARGEST_INLINE_BYTES", 100)
@@ -104,6 +108,7 @@ def test_the_assistant_makes_its_weights(cluster, experiment, monkeypatch):
     assert (run.state, len(messages_of(cluster, run)[0]) < 1000) == ("finished", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
@@ -143,6 +148,7 @@ def test_equal_ones_have_one_file_and_small_ones_none(cluster, experiment):
     assert files(cluster) == before
 
 
+@pytest.mark.slow
 def test_nothing_of_it_is_left_when_its_cluster_ends(experiment, tmp_path):
     alone = experiment.replace(plan=wb.Plan.data_parallel(GRAPH, 1))
     with wb.Cluster(1, directory=tmp_path) as cluster:

@@ -63,6 +63,7 @@ def experiment(**fields):
     return Experiment(plan=Plan.data_parallel(graph, 2), **given | fields)
 
 
+@pytest.mark.slow
 def test_they_are_files_named_by_their_content(tmp_path, key):
     run = experiment()
     there = kept(run, tmp_path)
@@ -155,6 +156,7 @@ def test_what_no_rank_could_have_is_refused(tmp_path, fields, text):
         kept(experiment(**fields), tmp_path)
 
 
+@pytest.mark.slow
 def test_only_files_of_this_cluster_are_loaded(tmp_path, monkeypatch):
     """A text from somewhere could name a file that does anything."""
     elsewhere = kept(experiment(), tmp_path / "one")
@@ -182,6 +184,7 @@ def test_the_text_of_an_object_is_not_the_object(tmp_path):
         kept(again, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_cluster_trains_and_verifies_it(cluster):
     run = experiment(evaluate_every=3)
     trained = cluster.train(run).wait()
@@ -195,6 +198,7 @@ def test_a_cluster_trains_and_verifies_it(cluster):
     assert {d.name for d in found.differences if d.what == "evaluation"} == {"loss", "hits"}
 
 
+@pytest.mark.slow
 def test_a_cluster_reads_what_is_only_iterated(cluster):
     class Counting(IterableDataset):
         def __iter__(self):

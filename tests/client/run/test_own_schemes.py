@@ -48,6 +48,7 @@ def experiment(plan, **fields):
     return wb.Experiment(plan=plan, **given | fields)
 
 
+@pytest.mark.slow
 def test_right_ones_are_exact_with_any_shares(cluster):
     found = cluster.verify(own())
     assert found.exact, found
@@ -60,6 +61,7 @@ def test_right_ones_are_exact_with_any_shares(cluster):
     assert cluster.verify(idle, repeat=False).exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "scheme"), [("conv", Unsummed), ("fc", OtherSlice), ("fc", Twice)]
 )
@@ -67,6 +69,7 @@ def test_wrong_ones_are_found(cluster, layer, scheme):
     assert not cluster.verify(own(**{layer: scheme()}), repeat=False).exact
 
 
+@pytest.mark.slow
 def test_what_makes_no_module_is_refused_by_name(cluster):
     class Bare(Inside):
         def local(self, module, layer, division, member):
@@ -77,6 +80,7 @@ def test_what_makes_no_module_is_refused_by_name(cluster):
         cluster.verify(own(fc=Bare()), repeat=False)
 
 
+@pytest.mark.slow
 def test_a_run_trains_is_loaded_goes_on_and_is_cut_anew(cluster):
     run = cluster.train(experiment(own(), checkpoint_every=3)).wait()
     assert run.experiment.plan == own().with_own(
@@ -94,6 +98,7 @@ def test_a_run_trains_is_loaded_goes_on_and_is_cut_anew(cluster):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_it(cluster):
     run = cluster.train(experiment(WHOLE, steps=400))
     change = run.replan(own())
@@ -103,6 +108,7 @@ def test_a_run_goes_on_under_it(cluster):
     assert run.experiment.plan.flow.weights["conv.weight"].piece_numel(0) == 27
 
 
+@pytest.mark.slow
 def test_predicted_bytes_are_those_that_are_recorded(cluster):
     """Of every collective of a step: conversions, gradients of activations and of weights."""
     run = cluster.train(experiment(own(), steps=12, trace_every=3)).wait()
@@ -139,6 +145,7 @@ class Elsewhere(ConvOut):
         return "WORKBENCH_ENGINE" in os.environ
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "expected"),
     [(ConvOut(), [True, True]), (Unsummed(), [False, True]), (Elsewhere(), [True, False])],

@@ -68,6 +68,7 @@ def experiment(sync, **fields):
     return Experiment(plan=Plan.data_parallel(graph, 2), **given | fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", SYNCS)
 def test_it_trains_as_predicted_and_goes_on_where_it_was(cluster, which):
     run = experiment(SYNCS[which](*of_a_cell()))
@@ -86,6 +87,7 @@ def test_it_trains_as_predicted_and_goes_on_where_it_was(cluster, which):
     assert again.experiment.to_toml() == whole.experiment.to_toml()
 
 
+@pytest.mark.slow
 def test_real_sums_are_those_of_the_prediction(cluster):
     algorithm, codec = of_a_cell()
     found = [

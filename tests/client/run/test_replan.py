@@ -29,6 +29,7 @@ def experiment():
     )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_other_plans_without_losing_a_step(cluster, experiment):
     straight = cluster.train(experiment, module=NET).wait(LONG_S)
     run = cluster.train(experiment, module=NET)
@@ -50,6 +51,7 @@ def test_a_run_goes_on_under_other_plans_without_losing_a_step(cluster, experime
     assert wb.Experiment.load(run.checkpoint / "experiment.toml").plan == UNEQUAL
 
 
+@pytest.mark.slow
 def test_nothing_of_the_plan_before_stays_in_memory(cluster, experiment):
     """As little as of a run that had the plan from the beginning."""
     direct = cluster.train(experiment.replace(plan=HALVES, steps=20), module=NET).wait(LONG_S)
@@ -61,6 +63,7 @@ def test_nothing_of_the_plan_before_stays_in_memory(cluster, experiment):
         assert later[column].max() <= direct.metrics[column].max()
 
 
+@pytest.mark.slow
 def test_it_is_resumed_under_its_last_plan(cluster, experiment):
     run = cluster.train(experiment.replace(steps=100_000), module=NET)
     run.replan(HALVES).wait(LONG_S)
@@ -76,6 +79,7 @@ def test_it_is_resumed_under_its_last_plan(cluster, experiment):
     assert run.metrics["step"].max() > done
 
 
+@pytest.mark.slow
 def test_another_learning_rate_stays_when_it_is_resumed_and_attached_to(cluster, experiment):
     run = cluster.train(experiment.replace(steps=100_000), module=NET)
     changed = run.set_lr(0.025).wait(LONG_S)

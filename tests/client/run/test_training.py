@@ -41,6 +41,7 @@ def plan() -> wb.Plan:
     return wb.Plan.hybrid(wb.trace("mobilenet_v3_small", input_shape=(3, 32, 32)), world_size=2)
 
 
+@pytest.mark.slow
 def test_a_user_s_own_module_trains_and_goes_on_under_another_plan(cluster, experiment):
     run = cluster.train(experiment, module=NET).wait(LONG_S)
     assert run.state == "finished"
@@ -65,6 +66,7 @@ def ten_times(outputs, targets):
     return 10 * nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
+@pytest.mark.slow
 def test_a_run_is_repeated_from_its_folder(cluster, experiment):
     run = cluster.train(experiment.replace(loss=ten_times, steps=5)).wait(LONG_S)
     found = wb.Run.load(run.directory)
@@ -85,12 +87,14 @@ def test_a_run_is_repeated_from_its_folder(cluster, experiment):
     assert initial.read_bytes() == (repeated.directory / "initial.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_of_a_model_by_name_begins_with_what_its_seed_gives(cluster, plan):
     experiment = wb.Experiment(plan=plan, data="synthetic", optimizer="sgd", steps=1)
     run = cluster.train(experiment.replace(batch_size=8)).wait(LONG_S)
     assert not (run.directory / "initial.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_nothing_had_been(cluster, experiment):
     experiment = experiment.replace(steps=400, evaluate_every=None)
     straight = cluster.train(experiment, module=NET).wait(LONG_S)
@@ -108,6 +112,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(cluster, experiment):
     assert cluster.occupied == {}
 
 
+@pytest.mark.slow
 def test_gradients_in_flight_survive_a_stop(cluster, experiment):
     late = experiment.replace(sync=wb.Pipelined(width=3, warmup=2), steps=200)
     straight = cluster.train(late, module=NET).wait(LONG_S)
@@ -124,6 +129,7 @@ def test_gradients_in_flight_survive_a_stop(cluster, experiment):
     ]
 
 
+@pytest.mark.slow
 def test_doubts_come_from_measuring(cluster, experiment):
     late = experiment.replace(sync=wb.Pipelined(), optimizer=wb.SGD(lr=0.1, momentum=0.9), steps=2)
     measured = cluster.curvature(late, module=NET)
@@ -191,6 +197,7 @@ def test_a_run_loses_no_step_where_the_store_dies_in_which_ranks_meet(cluster, e
     assert holder(cluster.folder / RENDEZVOUS) != store
 
 
+@pytest.mark.slow
 def test_a_user_s_own_module_is_known_where_it_was_traced(cluster, experiment):
     short = experiment.replace(steps=2)
     given = cluster.train(short, module=NET).wait(LONG_S)

@@ -9,6 +9,7 @@ from workbench.comm.algorithms.exchange import MessageRound
 from workbench.comm.algorithms.flat import FLAT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [*FLAT.values(), Tree(), Star()], ids=lambda a: a.name)
 def test_right_ones_pass(algorithm):
     found = checks_of(algorithm)

@@ -93,6 +93,7 @@ def test_on_one_host(on_ranks, name, received, size):
     check(answers, received if size > 1 else lambda sizes, rank: [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "received"), [("ring", of_ring), ("auto", of_direct)])
 def test_across_hosts(on_ranks, name, received):
     check(on_ranks(4, sums, name, hosts="abcd"), received)

@@ -35,6 +35,7 @@ def sum_of_ones(world):
     return all_reduce(torch.ones(3), all_ranks(world)).tolist()
 
 
+@pytest.mark.slow
 def test_a_timeout_names_who_did_not_come_and_the_next_world_works(on_either):
     began = time.monotonic()
     answers = on_either(3, one_does_not_come, timeout_s=2.0)
@@ -62,6 +63,7 @@ def at_different_collectives(world):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_timeout_says_where_the_others_wait(on_either):
     answers = on_either(2, at_different_collectives, timeout_s=3.0)
     assert answers[0].endswith(
@@ -82,6 +84,7 @@ def one_comes_late(world):
     return total.tolist(), world.store.get("waits/0").decode()
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_waited_for_and_the_post_withdrawn(on_either):
     assert on_either(2, one_comes_late) == [([2.0, 2.0], "")] * 2
 
@@ -119,6 +122,7 @@ def interrupted(world, collective):
     return 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", [blocking, background, bucket, messages])
 def test_a_blocked_collective_can_be_interrupted(on_either, collective):
     began = time.monotonic()
@@ -150,6 +154,7 @@ def test_a_lost_peer_is_reported_at_once_with_layer_and_group(on_either):
         )
 
 
+@pytest.mark.slow
 def test_the_first_failure_is_shown_and_the_next_world_works(on_either):
     with pytest.raises(Exception, match="had enough"):
         on_either(3, one_leaves, True)

@@ -253,6 +253,7 @@ def made_and_let_go(world, times):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_files_do_not_add_up_over_many_groups(on_ranks, shared_memory):
     """Threads of gloo may close a connection a little later: no later time has more."""
@@ -292,6 +293,7 @@ def gloo_threads_later(config, most):
     return gloo_threads()
 
 
+@pytest.mark.slow
 def test_groups_of_a_lost_rank_go_when_nobody_waits_in_them_any_more(on_ranks):
     before = max(on_ranks.seated(2, gloo_threads_now))
     assert on_ranks.seated(2, alone_in_a_sum)[0] > before

@@ -124,6 +124,7 @@ def kept(world):
     return counts, len(group.link.buffers)
 
 
+@pytest.mark.slow
 def test_a_buffer_lives_as_long_as_its_memory(on_ranks):
     assert on_ranks(2, kept) == [([1, 1, 1], 0)] * 2
 
@@ -134,6 +135,7 @@ def mapped(_world):
         return maps.read().count("memfd:workbench")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_nothing_stays_mapped_when_a_world_is_over(on_ranks):
     before = on_ranks(2, mapped)

@@ -69,6 +69,7 @@ def test_buffers_are_summed_step_after_step(on_device, polls):
                 assert torch.equal(flat, (3 * each + 3).float())
 
 
+@pytest.mark.slow
 def test_a_buffer_lives_as_long_as_its_memory(on_device):
     assert on_device(2, test_buffer.kept) == [([1, 1, 1], 0)] * 2
 
@@ -77,6 +78,7 @@ def test_ranks_may_wait_in_any_order(on_device):
     assert on_device(3, test_buffer.in_another_order) == [([24.0, 24.0], 3.0)] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(8))
 def test_runs_are_as_one_process_computes_them(on_ranks, number):
     def run(size, function, *args, **limits):

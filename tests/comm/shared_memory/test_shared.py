@@ -121,6 +121,7 @@ def back_to_back(world, turns):
         check_all(groups[which], shape, tuple(sizes), getattr(torch, dtype), index)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, derandomize=True, database=None)
 @given(sequences())
 def test_sequences_on_several_groups(on_ranks, drawn):

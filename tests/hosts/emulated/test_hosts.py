@@ -86,6 +86,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_host_without_its_cable_reaches_nobody_and_nobody_it(hosts):
     with python(hosts, 1, RECEIVE, 2) as server:
         port = server.stdout.readline().split()[1]

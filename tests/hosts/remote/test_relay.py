@@ -94,6 +94,7 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.slow
 def test_signals_reach_an_engine_and_its_end_is_the_relays(tmp_path, place):
     with relay(tmp_path, place, STANDS) as one:
         _, pid, known_as = until(lambda: words(tmp_path)[:3])
@@ -120,6 +121,7 @@ def test_signals_reach_an_engine_and_its_end_is_the_relays(tmp_path, place):
         until(lambda: not Path(f"/proc/{pid}").exists())
 
 
+@pytest.mark.slow
 def test_a_host_that_is_suspended_for_a_moment_is_not_lost(tmp_path, place, agent):
     with relay(tmp_path, place, STANDS, lease_s=4.0) as one:
         pid = int(until(lambda: words(tmp_path)[:2])[1])
@@ -136,6 +138,7 @@ def test_a_host_that_is_suspended_for_a_moment_is_not_lost(tmp_path, place, agen
         agent.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_the_time_in_which_a_relay_stood_still_itself_does_not_count(tmp_path, place):
     with relay(tmp_path, place, STANDS, lease_s=1.0) as one:
         until(lambda: words(tmp_path)[:2])
@@ -147,6 +150,7 @@ def test_the_time_in_which_a_relay_stood_still_itself_does_not_count(tmp_path, p
         one.kill()
 
 
+@pytest.mark.slow
 def test_an_engine_ends_with_the_supervisor(tmp_path, place, reception):
     with relay(tmp_path, place, STANDS) as one:
         pid = int(until(lambda: words(tmp_path)[:2])[1])
@@ -162,6 +166,7 @@ def test_nobody_answers(tmp_path):
         assert b"nothing answers at 127.0.0.1:1" in one.stdout.read()
 
 
+@pytest.mark.slow
 def test_who_does_not_know_the_key_starts_nothing(tmp_path, place):
     (tmp_path / wire.KEY).write_bytes(b"another")
     with relay(tmp_path, place, STANDS) as one:
@@ -169,6 +174,7 @@ def test_who_does_not_know_the_key_starts_nothing(tmp_path, place):
     assert words(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_who_is_silent_keeps_nobody_waiting(tmp_path, place):
     with socket.create_connection((place[0], int(place[1]))):
         began = time.monotonic()

@@ -53,6 +53,7 @@ def test_both_modes_are_traced():
     assert graph.evaluation["dropout"].kind == "elementwise"
 
 
+@pytest.mark.slow
 def test_one_graph_where_only_modules_change():
     block = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
     assert trace(block, input_shape=(6,)).evaluation is None
@@ -75,6 +76,7 @@ def test_each_mode_computes_what_the_module_does(evaluating):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_the_graph_of_evaluation_is_part_of_a_plan_s_text():
     graph = trace("googlenet", input_shape=(3, 64, 64))
     plan = Plan.hybrid(graph, 2)
@@ -84,6 +86,7 @@ def test_the_graph_of_evaluation_is_part_of_a_plan_s_text():
     assert skeleton(graph, evaluating=True).graph.find_nodes(op="output")
 
 
+@pytest.mark.slow
 def test_weights_lie_in_evaluation_as_in_training():
     plan = Plan.hybrid(trace("googlenet", input_shape=(3, 64, 64)), 2)
     there = plan.evaluation.flow.weights

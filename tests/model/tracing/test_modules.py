@@ -343,6 +343,7 @@ def test_the_skeleton_travels_with_the_graph():
     assert skeleton(graph) is not first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "googlenet"])
 def test_so_does_that_of_a_model_with_a_name(name):
     """Without it each engine would trace the model anew, in training and in evaluation."""
@@ -358,6 +359,7 @@ def test_so_does_that_of_a_model_with_a_name(name):
         assert held.state_dict().keys() == again.state_dict().keys()
 
 
+@pytest.mark.slow
 def test_deep_models_travel_too():
     """Python's recursion does not limit them, as it would where nodes are pickled in a chain."""
     module = nn.Sequential(*(nn.ReLU() for _ in range(600)), nn.Linear(2, 2))

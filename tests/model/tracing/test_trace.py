@@ -73,6 +73,7 @@ def test_figures(name):
     assert graph[graph.outputs[0]].output_shape == (10,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "regnet_x_400mf", "swin_t", "vit_b_16"])
 def test_every_tensor_is_in_one_layer(name):
     assert_whole(graph_of(name))
@@ -89,6 +90,7 @@ def test_classifiers_are_traced_and_compute_the_same(name):
         assert_computes_the_same(graph, build(graph.source), rows=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["squeezenet1_1", "shufflenet_v2_x0_5", "mobilenet_v3_small"])
 def test_the_traced_model_computes_the_same(name):
     graph = trace(name, input_shape=(3, 64, 64))
@@ -129,6 +131,7 @@ def test_batch_norm_s_statistics_are_weights_that_are_not_trained():
     ]
 
 
+@pytest.mark.slow
 def test_auxiliary_heads_follow_the_prediction():
     assert graph_of("googlenet").outputs == ("fc", "aux2.fc2", "aux1.fc2")
     assert trace("googlenet", aux_logits=False).outputs == ("fc",)
@@ -151,6 +154,7 @@ def test_positions_and_class_token_are_read_directly():
     assert graph["expand"].rows == 1  # of the token, one for each sample
 
 
+@pytest.mark.slow
 def test_sizes_that_do_not_depend_on_the_batch_are_numbers():
     kinds = [layer.kind for layer in graph_of("shufflenet_v2_x0_5").layers]
     assert kinds.count("size") == 32  # x.size() and its first element, for each of 16 shuffles
@@ -170,6 +174,7 @@ def test_the_same_model_is_the_same_graph():
     assert first.fingerprint != trace("resnet18", num_classes=9).fingerprint
 
 
+@pytest.mark.slow
 def test_a_module_and_its_name_have_the_same_layers():
     module = models.resnet18(num_classes=10)
     assert trace(module).layers == graph_of("resnet18").layers

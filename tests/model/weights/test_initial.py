@@ -23,6 +23,7 @@ def norms():
     return trace("shufflenet_v2_x0_5")
 
 
+@pytest.mark.slow
 def test_holds_the_state_dict_of_the_seed(norms, tmp_path):
     reader = WeightsFile(initialize(norms, 5, tmp_path))
     torch.manual_seed(5)

@@ -80,6 +80,7 @@ def saved_and_wanted(draw):
     return shape, draw(cuts(shape)), draw(cuts(shape)), draw(st.sampled_from(DTYPES))
 
 
+@pytest.mark.slow
 @given(saved_and_wanted())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_any_cut_reads_what_any_other_saved(tmp_path_factory, case):

@@ -40,6 +40,7 @@ def test_seconds_of_a_layer_never_fall_with_rows(known, rows):
     assert all(one.forward_s > 0 and one.backward_s > 0 for one in found)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(ROWS, st.lists(SECONDS, min_size=5, max_size=5).map(sorted))
 def test_interpolation_passes_through_what_was_measured(rows, seconds):

@@ -67,6 +67,7 @@ def test_a_plain_net_alternates_with_one_reduction_for_each_pair():
     assert plan.row_shares == (70, 25, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reductions"), [("vgg11", 5), ("mobilenet_v3_small", 21), ("densenet121", 58)]
 )

@@ -267,6 +267,7 @@ def unsteady(error):
     return by_shape((1, 1), (1, 1)).replace(devices=tuple(devices))
 
 
+@pytest.mark.slow
 def test_a_device_that_does_not_converge_is_reported_and_its_last_good_model_kept():
     steady = balanced(images(2), unsteady(0.05))
     assert steady.notes == ()

@@ -129,6 +129,7 @@ def test_refused(fields):
         MODEL.at(**fields)
 
 
+@pytest.mark.slow
 def test_needs_no_torch():
     code = "import sys, workbench as wb; wb.TimingModel; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -255,6 +255,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("net", "plan", "fields"), CASES)
 def test_peaks_are_the_measured_ones(on_ranks, weights, net, plan, fields):
     given = dict(batch_size=128, optimizer=SGD(lr=0.01, momentum=0.9)) | fields

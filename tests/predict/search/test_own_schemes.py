@@ -47,6 +47,7 @@ def test_the_bound_holds_for_all_plans_and_the_best_is_found(batch_size):
     assert found.prediction.step_time == pytest.approx(min(times), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_it_is_chosen_where_it_is_the_only_way_that_fits():
     """What each rank holds decides, as far as the search knows: only an own scheme cuts `conv`."""
     pinned = {"conv": LayerPlan(OWN[0], 2)}

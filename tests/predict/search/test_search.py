@@ -88,6 +88,7 @@ def test_it_equals_brute_force(graph, some):
     check(graph, some, 2, found, 2**34)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["Fused", "Gated", "Masked", "NormedTogether", "TurnedAndFused"])
 def test_heads_equal_brute_force(inner):
     graph = trace(heads.made(inner), input_shape=(heads.TOKENS,), vocabulary=heads.VOCABULARY)
@@ -176,6 +177,7 @@ def test_refused(fields, error, text):
         searched(given.pop("graph"), given.pop("some"), given.pop("world"), **given)
 
 
+@pytest.mark.slow
 def test_an_impossible_limit_says_what_is_needed():
     graph, some = graphs.mlp(64, 256, 4), machine()
     with pytest.raises(
@@ -192,6 +194,7 @@ def test_an_impossible_limit_says_what_is_needed():
     assert searched(graph, some, 2, error.needed).prediction.memory.peak_bytes <= error.needed
 
 
+@pytest.mark.slow
 def test_what_is_found_reads_well():
     graph, some = graphs.vgg(), machine(latency=1e-6, bandwidth=1e7)
     result = searched(graph, some, 2, "1GiB", batch_size=64)
@@ -210,6 +213,7 @@ def test_what_is_found_reads_well():
     assert str(again) == str(result)
 
 
+@pytest.mark.slow
 def test_the_front_is_what_is_predicted_for_its_plans():
     graph, some = graphs.vgg(), machine(latency=1e-6, bandwidth=1e7)
     front = searched(graph, some, 2, batch_size=64).pareto

@@ -234,6 +234,7 @@ def test_members_of_a_collective_end_together(case):
             assert (happened.end == call.groups.latest(happened.end)).all()
 
 
+@pytest.mark.slow
 @PROFILE
 @given(case=cases())
 def test_only_links_make_a_step_longer_than_its_work(case):

@@ -131,6 +131,7 @@ def test_a_run_goes_on_with_more_steps(run):
     same(longer, run(**fields, steps=10)[0])
 
 
+@pytest.mark.slow
 def test_what_is_in_flight_is_in_the_checkpoint(run):
     sync = Pipelined(width=3, warmup=2, compensation="delay")
     _, folder, _ = run(sync=sync, stop_after=2)
@@ -145,6 +146,7 @@ def test_what_is_in_flight_is_in_the_checkpoint(run):
     )
 
 
+@pytest.mark.slow
 def test_another_plan_takes_over_what_is_in_flight(run):
     sync = Pipelined(width=3)
     whole, _, _ = run(sync=sync)
@@ -156,6 +158,7 @@ def test_another_plan_takes_over_what_is_in_flight(run):
             torch.testing.assert_close(resumed[name], whole[name], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_narrower_pipeline_uses_the_oldest_at_once(run):
     _, stopped, _ = run(sync=Pipelined(width=3), stop_after=4)
     end = checkpoint.latest(stopped)
@@ -190,6 +193,7 @@ def test_sums_without_a_place_are_used_one_after_the_other():
     ]
 
 
+@pytest.mark.slow
 def test_what_has_no_place_is_used_at_the_rate_of_the_run_and_not_of_the_experiment(run):
     """Somebody set it before step 5, with two gradients in flight; the run goes on without them."""
     fields = dict(optimizer=SGD(lr=0.02, momentum=0.9))

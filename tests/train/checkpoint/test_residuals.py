@@ -48,6 +48,7 @@ def run(on_ranks, weights, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "stop_after"),
     [

@@ -81,6 +81,7 @@ def plans(net: type[nn.Module]) -> list[Plan]:
     ]
 
 
+@pytest.mark.slow
 def test_the_way_of_evaluation_is_taken(on_ranks):
     module = nets.made(Branching).eval()
     images, labels = Samples().batch(torch.arange(17))

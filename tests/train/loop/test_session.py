@@ -105,6 +105,7 @@ def losses(rows):
     return [row["loss"] for row in rows[0]]
 
 
+@pytest.mark.slow
 def test_every_split_trains_like_one_process(run):
     alone, ended = run(ALONE)
     in_rounds = HYBRID.with_rounds("B"), UNEQUAL.with_rows((2, 1, 0)).with_rounds("B/K")
@@ -116,6 +117,7 @@ def test_every_split_trains_like_one_process(run):
         assert {o.reason for o in outcomes} == {"finished"}
 
 
+@pytest.mark.slow
 def test_micro_batches_do_not_change_a_step(run, tmp_path_factory):
     torch.manual_seed(4)
     module = nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Dropout(), nn.Linear(9, 10))
@@ -128,6 +130,7 @@ def test_micro_batches_do_not_change_a_step(run, tmp_path_factory):
         assert losses(parts) == pytest.approx(losses(whole), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_checkpoint_under_any_plan(run):
     whole, _ = run(ALONE)
     _, stopped = run(HYBRID, stop_after=3)
@@ -139,6 +142,7 @@ def test_a_run_goes_on_from_a_checkpoint_under_any_plan(run):
         assert outcomes[0].step == 6
 
 
+@pytest.mark.slow
 def test_local_statistics_go_on_as_if_nobody_had_asked_for_them(run):
     """Resumed at any step; to the bit as a run that has saved after the same steps."""
     plan = Plan.data_parallel(GRAPH, 3, (2, 0, 1))
@@ -159,6 +163,7 @@ def test_local_statistics_go_on_as_if_nobody_had_asked_for_them(run):
     assert whole["1.num_batches_tracked"] == 6
 
 
+@pytest.mark.slow
 def test_a_run_that_was_re_cut_goes_on_under_its_last_plan_whoever_starts_it(run):
     unequal = HYBRID.with_rows((3, 2, 2, 1))
     alone = Plan.data_parallel(GRAPH, 2)
@@ -174,6 +179,7 @@ def test_a_request_of_any_rank_stops_all_after_the_same_step(run, tmp_path):
     assert checkpoint.load(Path(outcomes[0].checkpoint), GRAPH).step == 3
 
 
+@pytest.mark.slow
 def test_checkpoints_and_evaluations_come_when_due(run):
     rows, outcomes = run(HYBRID, checkpoint_every=2, evaluate_every=3)
     evaluated = [row["step"] for row in rows[0] if not math.isnan(row["accuracy"])]
@@ -191,6 +197,7 @@ def error(outputs, targets):
     return (outputs.softmax(1)[torch.arange(len(targets)), targets] - 1).abs()
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_stays_beside_the_newest(run):
     fields = dict(metrics={"error": Metric(error)}, evaluate_every=1)
     _, outcomes = run(HYBRID, **fields, keep_best="error", checkpoint_every=2)
@@ -222,6 +229,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_the_layer(run):
     assert len({o.message for o in outcomes}) == 1
 
 
+@pytest.mark.slow
 def test_half_precision_follows_single(run):
     single, _ = run(HYBRID, precision="fp32")
     for plan in (HYBRID, HYBRID.with_rounds("B/K")):
@@ -265,6 +273,7 @@ def requesting(config, experiment, weights, directory, resume, requests):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

@@ -100,6 +100,7 @@ def test_channels_lie_as_the_model_has_them():
     assert found[0] != found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="oneDNN's for x86")
 def test_instruction_sets_take_different_workspaces():
     taken = [peak(instructions) for instructions in ("SSE41", "AVX2")]

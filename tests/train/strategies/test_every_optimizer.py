@@ -60,6 +60,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", EVERY)
 def test_same_bits_and_predicted_bytes(on_ranks, tmp_path_factory, value):
     folder = tmp_path_factory.mktemp("weights")

@@ -53,6 +53,7 @@ def summed(world: World, plan: Plan, bucket_bytes: int, algorithm: Algorithm = "
     return found, buckets, rounds, gone() is None
 
 
+@pytest.mark.slow
 def test_buckets_of_any_size_sum_alike(on_ranks):
     plan = Plan.data_parallel(GRAPH, 3)
     few = on_ranks(3, summed, plan, 10**9)
@@ -64,6 +65,7 @@ def test_buckets_of_any_size_sum_alike(on_ranks):
             assert (found[name] - gradient).abs().max() < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["auto", "hierarchical", "ring"])
 def test_sums_are_the_same_across_hosts(on_ranks, algorithm):
     plan = Plan.data_parallel(GRAPH, 3)
@@ -74,6 +76,7 @@ def test_sums_are_the_same_across_hosts(on_ranks, algorithm):
     assert all(gone for *_, gone in across)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "rounds"), [("ring", 4), ("halving_doubling", 2)])
 def test_algorithms_sum_alike(on_ranks, algorithm, rounds):
     plan = Plan.data_parallel(GRAPH, 3)

@@ -79,6 +79,7 @@ def weights_of(tensors):
     return {name: t for name, t in tensors.items() if not name.startswith("optimizer/")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", ["BK", "B/K"])
 @pytest.mark.parametrize(
     ("optimizer", "momentum", "samples"),
@@ -167,6 +168,7 @@ def test_equals_copies_kept_by_hand(run, weights, world, k, rounds, momentum):
         assert_close(found[name], tensor, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [MOMENTUM, AdamW(lr=0.01)], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("momentum", ["keep", "average", "reset"])
 def test_a_resumed_run_is_the_one_that_went_on(run, momentum, optimizer):

@@ -104,6 +104,7 @@ def check(on_ranks, weights, cases):
 SUMS = (own.Adaptive(), own.Adaptive(warmup=3), own.EveryThird(), own.Heavy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", SUMS, ids=["late", "warm and late", "added up", "heavy"])
 def test_sums_are_used_as_in_one_process(on_ranks, weights, strategy):
     """Also clipped, sharded, in micro-batches, with idle ranks and in rounds."""
@@ -123,6 +124,7 @@ def test_sums_are_used_as_in_one_process(on_ranks, weights, strategy):
 MEANS = (own.SlowMo(), own.SlowMo(every=2, warmup=3), own.Prox())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", MEANS, ids=["slowmo", "post-local slowmo", "prox"])
 def test_means_are_used_as_of_copies_in_one_process(on_ranks, weights, strategy):
     cases = []
@@ -154,6 +156,7 @@ ALIKE = (
 )
 
 
+@pytest.mark.slow
 def test_what_states_the_same_as_a_built_in_one_leaves_the_same_bits(on_ranks, weights):
     runs = [experiment(hybrid(2), Plain(), sync=sync) for pair in ALIKE for sync in pair]
     for found in on_ranks(4, trained, [(run, {}) for run in runs], weights):
@@ -177,6 +180,7 @@ def run(on_ranks, weights, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [own.SlowMo(), own.SlowMo(every=2, warmup=4), own.Prox(), own.Adaptive(), own.EveryThird()],
@@ -199,6 +203,7 @@ def test_a_resumed_run_is_the_one_that_went_on(run, strategy):
             assert_close(resumed[name], tensor, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_sums_of_a_part_of_the_steps_are_kept_under_another_plan(run):
     """After step 4 a gradient is added up, which ranks of another plan go on from."""
     expected = own.with_sums(own.EveryThird(), STEPS)
@@ -218,6 +223,7 @@ def test_weights_that_move_every_few_steps_are_averaged_when_they_move(run):
         assert_close(saved[f"optimizer/ema/{name}"], average, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_what_a_checkpoint_lacks_is_said(run):
     _, outcome = run(hybrid(2), own.Heavy(), sync=Synchronous(), stop_after=3)
     text = "has no velocity of the strategy: it was saved under Synchronous"
@@ -225,6 +231,7 @@ def test_what_a_checkpoint_lacks_is_said(run):
         run(hybrid(2), own.Heavy(), resume=Path(outcome.checkpoint))
 
 
+@pytest.mark.slow
 def test_memory_is_predicted(on_ranks, weights):
     """What a strategy remembers is there, and what its methods make beside it has room."""
     for strategy in (own.SlowMo(), own.Adaptive(), own.EveryThird(), own.Heavy()):

@@ -30,6 +30,7 @@ def weights(tmp_path_factory):
     return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=small.net())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "value", "server", "fields"),
     [
@@ -91,6 +92,7 @@ def test_only_servers_have_state(on_ranks, weights):
     assert on_ranks(4, held, run, weights) == [0, 0, whole + cut[0], cut[1]]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_serves_any_strategy(on_ranks, weights, tmp_path):
     run = Experiment(plan=HYBRID, optimizer=AdamW(lr=0.01), **FIELDS)
     served, summed = run.replace(sync=ParameterServer(server=1)), run

@@ -82,6 +82,7 @@ def test_steps_are_the_recurrence(on_ranks, weights, plan, value, fields):
             alike(mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "hosts"), [("auto", "aab"), ("hierarchical", "aabb")])
 def test_ranks_are_alike_between_hosts(on_ranks, weights, algorithm, hosts):
     size = len(hosts)
@@ -132,6 +133,7 @@ def test_the_first_steps_can_be_synchronous(on_ranks, weights):
         assert notes == [f"step {t} moved no weights: it filled the pipeline" for t in (2, 3)]
 
 
+@pytest.mark.slow
 def test_delay_can_be_compensated(on_ranks, weights):
     sync = Pipelined(width=3, warmup=1, compensation="delay", compensation_lambda=0.5)
     run = Experiment(plan=HYBRID, optimizer=MOMENTUM, sync=sync, precision="fp64", **FIELDS)
@@ -140,6 +142,7 @@ def test_delay_can_be_compensated(on_ranks, weights):
     assert not torch.equal(corrected[-1]["0.weight"], late[-1]["0.weight"])
 
 
+@pytest.mark.slow
 def test_width_one_is_synchronous(on_ranks, weights):
     run = Experiment(plan=DATA, optimizer=MOMENTUM, sync=Pipelined(width=1), **FIELDS)
     plain = run.replace(sync=Synchronous())
@@ -160,6 +163,7 @@ def test_the_whole_gradient_travels_at_once(on_ranks, weights):
         assert calls == [7, 7]  # of the whole world, and of the replicas of the pieces
 
 
+@pytest.mark.slow
 def test_a_cut_optimizer_takes_the_same_steps(on_ranks, weights):
     run = Experiment(plan=HYBRID, optimizer=MOMENTUM, sync=Pipelined(width=3), **FIELDS)
     whole = on_ranks(4, stepwise, run, weights)

@@ -224,6 +224,7 @@ def run_on(on_ranks, weights, directory, resume=None, stop_after=None, **fields)
     return answers[0][0], [outcome for _, outcome in answers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("after", [1, 3], ids=["while it skips", "between growths"])
 def test_a_run_goes_on_with_its_scale_and_its_count(on_ranks, weights, tmp_path, fields, after):
@@ -256,6 +257,7 @@ def test_a_run_goes_on_with_its_scale_and_its_count(on_ranks, weights, tmp_path,
     assert torch.equal(moved.read(checkpoint.LOSS_SCALE), left.read(checkpoint.LOSS_SCALE))
 
 
+@pytest.mark.slow
 def test_runs_without_a_scale_go_on_with_the_first_one(on_ranks, weights, tmp_path):
     plain, steps = dict(precision="bf16"), FIELDS["steps"]
     _, stopped = run_on(on_ranks, weights, tmp_path / "part", stop_after=2, **plain)
@@ -278,6 +280,7 @@ def heavier(targets):
     return 1.0 + targets
 
 
+@pytest.mark.slow
 def test_a_loss_of_one_s_own_is_scaled_as_well(on_ranks, weights, tmp_path):
     """Rows weigh differently; the losses that are told are not scaled."""
     own = Loss(weighted, weights=heavier)
@@ -291,6 +294,7 @@ def test_a_loss_of_one_s_own_is_scaled_as_well(on_ranks, weights, tmp_path):
     assert one.notes == many[0].notes != ()
 
 
+@pytest.mark.slow
 def test_what_was_skipped_is_noted(on_ranks, weights, tmp_path):
     _, outcomes = run_on(on_ranks, weights, tmp_path / "some", loss_scale=OVERFLOWS)
     said = "2 of 9 steps updated nothing, since gradients overflowed fp16 at their loss scale"

@@ -46,6 +46,7 @@ def weights(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("value", [NESTEROV, AdamW(lr=0.01)], ids=["nesterov", "adamw"])
 def test_weights_and_state_are_the_same_bit_by_bit(on_either, weights, name, value):
@@ -88,6 +89,7 @@ def test_fused_into_the_all_reduce_they_are_the_same_as_well(on_either, weights,
     assert ops == [{"reduce_scatter"}] * world
 
 
+@pytest.mark.slow
 def test_two_synchronisations_with_the_update_in_between(on_either, weights):
     """2 (k - 1) messages and (k - 1) s additions a step, for s of 2,066 elements moved."""
     plan = PLANS["data-parallel-3"].with_batch_norm("local")
@@ -109,6 +111,7 @@ def synchronisations(world, run, weights):
     return [row for row in world.recorder.rows() if row.layer in layers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_round", [False, True])
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
 def test_tails_that_step_by_themselves(on_ranks, weights, per_round, precision):

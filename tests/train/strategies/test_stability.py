@@ -45,6 +45,7 @@ def amplitudes(lr, width, momentum, steps=600, every=100):
     return [max(places[begin : begin + every]) for begin in range(0, steps, every)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_a_quadratic_is_stable_up_to_the_limit(width, momentum):

@@ -53,6 +53,7 @@ def test_sampled_steps_are_left_in_the_directory(run):
         assert "status" in {call.layer for call in sample.trace.calls}
 
 
+@pytest.mark.slow
 def test_rows_know_the_peak_of_every_step(run, on_ranks, weights):
     """Staging and what is summed in shared memory included, the step before left out."""
     expected = on_ranks.seated(2, peak_of_a_step, EXPERIMENT, weights)

@@ -71,6 +71,7 @@ def traces(seen: list[Seen]) -> list[RankTrace]:
     return found
 
 
+@pytest.mark.slow
 def test_a_traced_step_is_the_same_step(both):
     """Bit by bit, byte by byte, and nothing is left behind."""
     _, plain, traced, shared = both
@@ -153,6 +154,7 @@ def test_layers_without_what_collectives_took(both):
         assert computed == pytest.approx(sum(layers))
 
 
+@pytest.mark.slow
 def test_sums_that_another_thread_looks_after_are_no_layer_s_time(on_ranks, weights):
     """Pipelined: a sum begins in one step and ends in a later one, beside the computation."""
     plan = tailed_plan(4, 2)

@@ -74,6 +74,7 @@ def verified(on_ranks, tmp_path, plan, module):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_are_exact(on_ranks, tmp_path, name):
     module = MODELS[name]()

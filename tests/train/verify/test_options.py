@@ -44,6 +44,7 @@ def held(config, experiment, start, reference, other):
     return compare(config, other or experiment, weights=start, reference=reference, repeat=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_what_one_process_computes_with_torchs_own(on_ranks, tmp_path, name):
     """And it sees where one of them is missing."""

@@ -126,6 +126,7 @@ def test_a_run_that_cannot_be_read_says_so(show, views):
     assert "disk gone" in content["outcome"]["of"]["dashboard"]["text"]
 
 
+@pytest.mark.slow
 def test_a_job_whose_cluster_came_back_is_followed_again(show, views):
     run = FakeRun()
     dashboard = show(run)

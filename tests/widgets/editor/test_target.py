@@ -17,6 +17,7 @@ def ask(editor, **content):
     return editor._model.values["tasks"].get(content["type"])
 
 
+@pytest.mark.slow
 def test_suggested_plans_can_be_taken_and_undone(edit):
     small = graphs.Builder((3, 8, 8)).conv("conv", 8).graph()
     editor = edit(wb.Plan.filters(small, 2), MACHINE)

@@ -66,6 +66,7 @@ def test_a_button_says_why_it_cannot_be_pressed(widget):
     assert (button.disabled, button.tooltip) == (True, "all is shown")
 
 
+@pytest.mark.slow
 def test_controls_are_linked_as_ipywidgets_are(explore):
     one, other = explore(wb.TimingExplorer), explore(wb.TimingExplorer)
     link = jslink((one.controls["width"], "value"), (other.controls["width"], "value"))

@@ -32,6 +32,7 @@ def test_curves_are_the_prediction_s_up_to_65_536_ranks(explore, prediction):
     assert f"Strong: communication and waiting take more than work from {at:,} ranks on" in said
 
 
+@pytest.mark.slow
 def test_other_links_and_devices(explore, prediction):
     explorer = settled(explore(wb.ScalingExplorer, prediction))
     before = explorer.curves["strong"]
@@ -80,6 +81,7 @@ def test_values_that_cannot_be(explore, prediction, name, value):
         setattr(explorer, name, value)
 
 
+@pytest.mark.slow
 def test_another_prediction_keeps_a_size_that_it_has(explore, prediction):
     explorer = settled(explore(wb.ScalingExplorer, prediction, world_size=64))
     explorer.prediction = predicted(wb.Plan.data_parallel(graphs.vgg(), 6))

@@ -64,6 +64,7 @@ def test_only_timing_models():
         wb.StalenessExplorer(wb.Machine.preset("h100-nvlink"))
 
 
+@pytest.mark.slow
 def test_digits_on_a_machine(explore, prediction):
     machine, experiment = prediction.machine, prediction.experiment
     explorer = explore(wb.StalenessExplorer, machine, experiment, loss="digits")

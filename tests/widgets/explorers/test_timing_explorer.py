@@ -15,6 +15,7 @@ from workbench.predict.closed_form import fastest
 from workbench.widgets.explorers.timing import strategies
 
 
+@pytest.mark.slow
 def test_the_fastest_is_the_model_s(explore):
     explorer = explore(wb.TimingExplorer, world_size=16, bandwidth=1e8, codec="int8", width=2)
     systems = strategies(2, explorer._codec)
@@ -38,6 +39,7 @@ def test_a_view_finds_a_picture_when_the_way_to_it_opens(explore, monkeypatch):
     assert explorer.drawing.shown
 
 
+@pytest.mark.slow
 def test_every_control_is_an_attribute_that_is_shown(explore):
     explorer = explore(wb.TimingExplorer)
     for control in explorer.moves()[:6]:
@@ -71,6 +73,7 @@ def test_width_one_is_synchronous(explore):
     assert not any("pipelined" in row[0] for row in explorer.picture().table.rows)
 
 
+@pytest.mark.slow
 def test_links_of_the_machine_are_marked_and_can_be_taken(explore):
     explorer = explore(wb.TimingExplorer, MACHINE)
     assert explorer.bandwidth == MACHINE.across.bandwidth
@@ -119,6 +122,7 @@ def test_values_that_cannot_be_are_refused_and_nothing_changes(explore, name, va
     assert explorer.drawing.shown is shown
 
 
+@pytest.mark.slow
 def test_what_is_moved_in_vain_is_said_above_the_pictures(explore):
     explorer = explore(wb.TimingExplorer)
     width = explorer.controls["width"]
@@ -149,6 +153,7 @@ def test_a_still_picture_stays(explore):
     assert repr(explorer).startswith("<TimingExplorer: world_size=8, bandwidth=")
 
 
+@pytest.mark.slow
 def test_installed_codecs_are_offered(explore, monkeypatch):
     point = EntryPoint("sign", "tests.own_sums:Sign", "workbench.codecs")
     offered = {"workbench.codecs": EntryPoints([point])}

@@ -78,6 +78,7 @@ def root(tmp_path):
     return root
 
 
+@pytest.mark.slow
 def test_faults_are_killed_by_the_tests_that_execute_them(root, tmp_path):
     seen = observe(root, tmp_path / "observed", [FILE], ["tests"])
     assert [test.name for test in seen.tests.values()] == [
@@ -103,6 +104,7 @@ def test_faults_are_killed_by_the_tests_that_execute_them(root, tmp_path):
     assert (root / FILE).read_text() == SOURCE
 
 
+@pytest.mark.slow
 def test_runs_of_several_tests_are_one(root, tmp_path):
     (root / "tests" / "test_other.py").write_text(
         "from workbench.plan.small import part, unused\n\n\n"
@@ -128,6 +130,7 @@ def test_runs_of_several_tests_are_one(root, tmp_path):
     assert near("wrong condition", "total > 0") >= {"test_first", "test_other", "test_others[1]"}
 
 
+@pytest.mark.slow
 def test_what_is_read_at_import_is_tried_with_the_tests_of_those_that_import_it(root, tmp_path):
     seen = observe(root, tmp_path / "observed", [FILE, VALUES], ["tests"])
     assert seen.importers == {FILE: (), VALUES: (FILE,)}
@@ -137,6 +140,7 @@ def test_what_is_read_at_import_is_tried_with_the_tests_of_those_that_import_it(
     assert attempt(root, tmp_path / "first", fault, near).killed
 
 
+@pytest.mark.slow
 def test_what_a_function_gives_at_import_is_tried_with_the_tests_of_its_file(root, tmp_path):
     source = f"{SOURCE}\n\nONE = unused(0)\n"
     (root / FILE).write_text(source)
@@ -153,6 +157,7 @@ def test_what_a_function_gives_at_import_is_tried_with_the_tests_of_its_file(roo
     assert attempt(root, tmp_path / "first", fault, near).killed
 
 
+@pytest.mark.slow
 def test_what_runs_behind_too_deep_a_recursion_is_seen(root, tmp_path):
     deep = "def test_deep():\n    def deep():\n        deep()\n\n"
     deep += "    with pytest.raises(RecursionError):\n        deep()\n"
@@ -162,6 +167,7 @@ def test_what_runs_behind_too_deep_a_recursion_is_seen(root, tmp_path):
     assert "tests/test_small.py::test_first" in {t.name for t in seen.near(fault, most_s=60.0)}
 
 
+@pytest.mark.slow
 def test_what_is_called_often_is_not_watched_for_ever(root, tmp_path):
     often = "def test_often():\n    for _ in range(2 * %d):\n        part([5, 6], 0, 2)\n"
     often += "    part([5, 6], 1, 2)\n\n\ndef test_after():\n    part([5, 6], 1, 2)\n"
@@ -178,6 +184,7 @@ def test_what_is_called_often_is_not_watched_for_ever(root, tmp_path):
     assert near("total += rank") == ["test_after"]  # which watches anew
 
 
+@pytest.mark.slow
 def test_a_hang_is_a_kill_and_what_nothing_shows_survives(root, tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.bench.exactness.mutants.suite.BESIDES_S", 1.0)
     seen = observe(root, tmp_path / "observed", [FILE], ["tests"])

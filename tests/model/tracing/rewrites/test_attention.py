@@ -100,6 +100,7 @@ def test_what_is_more_than_self_attention_stays_whole(forward, options, kind):
     assert graph["attend"].kind == kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWIN)
 def test_attention_in_windows_is_one_layer_with_all_its_weights(name):
     graph = trace(name, input_shape=(3, 32, 32))

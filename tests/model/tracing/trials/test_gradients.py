@@ -110,12 +110,14 @@ def test_tied_weights_of_which_one_use_is_detached():
     assert graph["b"].detached
 
 
+@pytest.mark.slow
 def test_auxiliary_heads_are_trained():
     graph = trace("googlenet", input_shape=(3, 64, 64))
     assert not graph.frozen
     assert {"aux1.fc2", "aux2.fc2", "fc"} <= graph.learning
 
 
+@pytest.mark.slow
 def test_attention_and_leaves_of_torch():
     module = nn.Sequential(nn.Linear(6, 6), nn.MultiheadAttention(6, 2, batch_first=True))
 

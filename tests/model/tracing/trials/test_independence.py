@@ -229,6 +229,7 @@ def test_torchs_generator_is_left_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_a_module_that_is_traced_again_is_shown_alike():
     graph = trace("shufflenet_v2_x0_5", input_shape=(3, 32, 32))
     assert skeleton(graph) is not None

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def searching(graph, machine, world, **fields):
     return PlanSearch(question_of(graph, machine, world, 2**40, **(given | fields)), 0.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     data=st.data(),

@@ -110,6 +110,7 @@ def check_all(graph, world, shares=None):
     assert weighted.cheapest == pytest.approx(costs[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(graph=convolutions())
 def test_nets_of_convolutions(graph):
@@ -133,6 +134,7 @@ def test_unequal_shares(graph):
     check_all(graph, 2, {2: [(3.0, 1.0)]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["Fused", "Gated", "Masked", "NormedTogether", "TurnedAndFused"])
 def test_what_is_cut_by_heads(inner):
     graph = trace(heads.made(inner), input_shape=(heads.TOKENS,), vocabulary=heads.VOCABULARY)
