@@ -4,6 +4,7 @@ import gc
 import os
 import resource
 import signal
+import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +20,7 @@ from tests.ranks import all_ranks
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.collectives import all_gather
 from workbench.comm.groups import world as world_module
-from workbench.comm.groups.errors import CommTimeout, PeerLost
+from workbench.comm.groups.errors import CommError, CommTimeout, PeerLost
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.record import Recorder
 from workbench.comm.groups.sealed_store import SealedStore
@@ -46,6 +47,16 @@ def test_who_does_not_come_to_the_opening_is_named():
             pass
     assert caught.value.missing == (0, 2)
     assert not dist.is_initialized()
+
+
+def test_a_store_that_is_gone_is_not_waited_for():
+    """A port at which nobody listens: torch would try again for all the time that there is."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    config = RankConfig(0, 2, "127.0.0.1", port, "gone", timeout_s=3600.0)
+    with pytest.raises(CommError, match=f"rank 0 does not reach the store .* 127.0.0.1:{port}"):
+        with World.open(config):
+            pass
 
 
 def test_a_world_that_could_not_be_made_leaves_no_trace(monkeypatch):

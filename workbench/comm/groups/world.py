@@ -4,6 +4,7 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from workbench.comm.groups.errors import CommError
 from workbench.comm.groups.group import Group, GroupLink
 from workbench.comm.groups.host import HostMemory
 from workbench.comm.groups.record import Recorder
@@ -29,6 +31,7 @@ from workbench.plan.placement.mesh import RankConfig as RankConfig
 # Open files, where the system states no limit: it has one all the same.
 _MANY_FILES = 2**16
 _LOOK_EVERY_S = 1.0
+_AGAIN_S = 0.2
 
 
 class World:
@@ -87,6 +90,7 @@ class World:
             config: what this rank has to know to find the others.
 
         Raises:
+            CommError: the store in which the ranks meet is gone, or cannot be reached.
             CommTimeout: not all ranks came; it names those that did not.
             PeerLost: another rank has given up.
         """
@@ -99,6 +103,7 @@ class World:
             # gloo would look up the host's own name, which need not resolve to anything.
             loopback = "lo0" if sys.platform == "darwin" else "lo"
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        _reach(config)
         meeting_place = dist.TCPStore(  # type: ignore[attr-defined]  # public, though not listed
             config.address, config.port, timeout=_patience(config)
         )
@@ -302,6 +307,26 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _reach(config: RankConfig) -> None:
+    """Returns when the store answers; where nobody listens any more, torch would try on and on.
+
+    Raises:
+        CommError: it does not.
+    """
+    deadline = time.monotonic() + config.timeout_s
+    while True:
+        try:
+            socket.create_connection((config.address, config.port), config.timeout_s).close()
+            return
+        except OSError as error:
+            if isinstance(error, ConnectionRefusedError) or time.monotonic() > deadline:
+                raise CommError(
+                    f"rank {config.rank} does not reach the store in which the ranks meet, at "
+                    f"{config.address}:{config.port}: {error}"
+                ) from error
+        time.sleep(_AGAIN_S)
 
 
 def _patience(config: RankConfig) -> timedelta:
