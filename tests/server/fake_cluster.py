@@ -6,10 +6,11 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tests.plan.graphs import mlp
+from tests.server.meeting import meeting_place
 from tests.store.test_messages import experiment
 from workbench.plan import Plan
 from workbench.plan.extension.sealed import KEY_FILE
@@ -42,7 +43,8 @@ class FakeCluster:
             suspicion_s=0.3,
         ).save(folder)
         self.store = Store(folder / "server.sqlite", create=True)
-        self.store.set_meta("meeting", "127.0.0.1:1")
+        self.meeting = ExitStack()
+        self.store.set_meta("meeting", self.meeting.enter_context(meeting_place()))
         self.packed = messages.pack(experiment(Plan.data_parallel(mlp(4, 4), 2)))
         self.engines: dict[int, subprocess.Popen] = {}
         self.server: subprocess.Popen | None = None
@@ -159,6 +161,7 @@ class FakeCluster:
                 os.kill(engine.pid, signal.SIGCONT)
             engine.kill()
             engine.wait()
+        self.meeting.close()
 
 
 def run(module: str, folder: Path, *arguments: object) -> subprocess.Popen:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.plan.graphs import mlp
 from tests.server.fake_server import FolderCalls
+from tests.server.meeting import meeting_place
 from tests.store.test_messages import experiment
 from workbench.plan import Plan
 from workbench.server.job_runner import PARKED_AFTER_S
@@ -24,7 +25,6 @@ from workbench.store.store import Store
 def folder(tmp_path):
     """That of a cluster of three engines, which have come, and an assistant."""
     store = Store(tmp_path / "server.sqlite", create=True)
-    store.set_meta("meeting", "127.0.0.1:1")
     (tmp_path / "arrivals").mkdir()
     waits = [sys.executable, "-c", "input()"]
     engines = [subprocess.Popen(waits, stdin=subprocess.PIPE) for _ in range(4)]
@@ -34,7 +34,9 @@ def folder(tmp_path):
         said = json.dumps({"pid": engine.pid, "index": index})
         (tmp_path / "arrivals" / str(engine.pid)).write_text(said)
         (tmp_path / "inbox" / str(engine.pid)).mkdir(parents=True)
-    yield tmp_path
+    with meeting_place() as place:
+        store.set_meta("meeting", place)
+        yield tmp_path
     for engine in engines:
         engine.kill()
         engine.communicate()
@@ -75,6 +77,26 @@ def test_a_job_whose_folder_fails_is_parked_and_the_others_go_on(folder, caplog)
         server.tick(now + PARKED_AFTER_S, 0.001)
         now += 0.05
         assert now < 40.0, store.events()
+
+
+def test_ranks_are_not_sent_where_nobody_listens(folder):
+    """The store in which they would meet was just killed, and its supervisor does not know yet."""
+    store = Store(folder / "server.sqlite")
+    (folder / "run").mkdir()
+    place = store.meta("meeting")
+    store.set_meta("meeting", "127.0.0.1:1")
+    run = submitted(store, folder, folder / "run")
+    server = served(folder, store)
+    for tick in range(40):
+        server.tick(0.05 * tick, 0.001)
+    assert store.job(run).state == "starting"
+    assert not list(folder.glob("inbox/*/*.call"))
+    store.set_meta("meeting", place)
+    now = 2.0
+    while not list(folder.glob("inbox/*/*.call")):
+        server.tick(now, 0.001)
+        now += 0.05
+        assert now < 20.0, store.events()
 
 
 def test_initial_weights_are_made_at_once(folder):

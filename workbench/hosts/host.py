@@ -6,6 +6,7 @@ Nothing here starts CUDA: a process that did could no longer be given its GPU th
 
 import os
 import platform
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -18,6 +19,8 @@ import pynvml
 from workbench.plan.placement.mesh import RankConfig
 from workbench.plan.placement.placement import apportion
 from workbench.store.cluster_spec import EngineDevice
+
+_ANSWERS_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -248,6 +251,20 @@ def _parts(count: int, host: Host) -> list[tuple[tuple[tuple[int, ...], ...], in
     return parts
 
 
+def listens(place: str) -> bool:
+    """Whether a process of this host listens at "address:port"; else ranks would come in vain."""
+    try:
+        socket.create_connection(_parts_of(place), _ANSWERS_WITHIN_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _parts_of(place: str) -> tuple[str, int]:
+    address, _, port = place.rpartition(":")
+    return address, int(port)
+
+
 def rank_configs(
     devices: Sequence[EngineDevice], meeting: str, prefix: str, timeout_s: float
 ) -> list[RankConfig]:
@@ -255,18 +272,18 @@ def rank_configs(
 
     Args:
         devices: the device of each rank.
-        meeting: the "address:port" of the supervisor's store.
+        meeting: the "address:port" of torch's store, in which they find each other.
         prefix: the prefix of the world's notes in that store, new for every world.
         timeout_s: the seconds that a rank waits for the others.
     """
-    address, _, port = meeting.rpartition(":")
+    address, port = _parts_of(meeting)
     secret = token_hex(16)
     return [
         RankConfig(
             rank=rank,
             world_size=len(devices),
             address=address,
-            port=int(port),
+            port=port,
             prefix=prefix,
             timeout_s=timeout_s,
             device="cuda:0" if device.kind == "cuda" else "cpu",

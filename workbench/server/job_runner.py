@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.engine.calls import Assignment, run
-from workbench.hosts.host import rank_configs
+from workbench.hosts.host import listens, rank_configs
 from workbench.server.attempt import Attempt, Rank, attempt_folder
 from workbench.server.engine_calls import EngineCalls
 from workbench.server.fleet import Fleet
@@ -267,7 +267,7 @@ class JobRunner:
     def _deliver(self, work: Work, attempt: Attempt, now: float) -> None:
         """Calls the ranks that have not begun."""
         meeting = self._store.meta("meeting")
-        if meeting is None:
+        if meeting is None or not listens(meeting):
             return  # the supervisor is about to say where ranks meet
 
         def call(rank: Rank) -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from workbench.comm.groups.errors import CommError
 from workbench.comm.groups.group import Group, GroupLink
@@ -31,7 +31,7 @@ from workbench.plan.placement.mesh import RankConfig as RankConfig
 # Open files, where the system states no limit: it has one all the same.
 _MANY_FILES = 2**16
 _LOOK_EVERY_S = 1.0
-_AGAIN_S = 0.2
+_AT_ONCE, _AGAIN_S = timedelta(seconds=2), 0.2  # to be connected
 
 
 class World:
@@ -103,12 +103,7 @@ class World:
             # gloo would look up the host's own name, which need not resolve to anything.
             loopback = "lo0" if sys.platform == "darwin" else "lo"
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        _reach(config)
-        meeting_place = dist.TCPStore(  # type: ignore[attr-defined]  # public, though not listed
-            config.address, config.port, timeout=_patience(config)
-        )
-        notes = PrefixStore(config.prefix, meeting_place)
-        world = cls(config, SealedStore(notes, config.secret))
+        world = cls(config, SealedStore(PrefixStore(config.prefix, _met(config)), config.secret))
         try:
             # Whoever left while others were still connecting would make their connecting fail.
             world._watch.meet("all to be connected", "")
@@ -309,24 +304,29 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _reach(config: RankConfig) -> None:
-    """Returns when the store answers; where nobody listens any more, torch would try on and on.
+def _met(config: RankConfig) -> Store:
+    """The store in which the ranks meet.
+
+    torch tries on and on where nobody listens any more, and cannot be interrupted then.
 
     Raises:
-        CommError: it does not.
+        CommError: it is gone, or cannot be reached.
     """
-    deadline = time.monotonic() + config.timeout_s
+    where, deadline = (config.address, config.port), time.monotonic() + config.timeout_s
     while True:
         try:
-            socket.create_connection((config.address, config.port), config.timeout_s).close()
-            return
-        except OSError as error:
+            socket.create_connection(where, config.timeout_s).close()
+            store = dist.TCPStore(*where, timeout=_AT_ONCE)  # type: ignore[attr-defined]  # public
+        except (OSError, dist.DistNetworkError) as error:
             if isinstance(error, ConnectionRefusedError) or time.monotonic() > deadline:
                 raise CommError(
                     f"rank {config.rank} does not reach the store in which the ranks meet, at "
                     f"{config.address}:{config.port}: {error}"
                 ) from error
-        time.sleep(_AGAIN_S)
+            time.sleep(_AGAIN_S)
+        else:
+            store.set_timeout(_patience(config))
+            return store
 
 
 def _patience(config: RankConfig) -> timedelta:
