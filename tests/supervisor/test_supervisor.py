@@ -151,7 +151,8 @@ def test_a_store_where_ranks_meet_that_died_is_opened_again(kept):
     died = holder(kept.folder / RENDEZVOUS)
     died.send(signal.SIGKILL)
     supervising.until(lambda: kept.store.meta("meeting") not in (None, place), kept.folder)
-    assert f"(process {died.pid}) was ended by SIGKILL" in kept.events("rendezvous_died")[-1]
+    (told,) = supervising.until(lambda: kept.events("rendezvous_died"), kept.folder)
+    assert f"(process {died.pid}) was ended by SIGKILL" in told
     address, _, port = kept.store.meta("meeting").partition(":")
     meeting = dist.TCPStore(address, int(port), is_master=False)
     meeting.set("met", "again")

@@ -111,8 +111,9 @@ def test_no_address_lies_there_in_the_open(monkeypatch):
     def join(rank: int) -> None:
         own = dist.TCPStore("127.0.0.1", store.port, timeout=timedelta(seconds=20))
         sealed = Kept(PrefixStore("a world", own), "s")
-        dist.ProcessGroupGloo(sealed, rank, 2, timedelta(seconds=20))
+        groups.append(dist.ProcessGroupGloo(sealed, rank, 2, timedelta(seconds=20)))
 
+    groups = []  # one that went while the other still connects would break its connection
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()

@@ -85,9 +85,11 @@ def relay(
             process.kill()
 
 
-def words(folder: Path) -> list[str]:
+def words(folder: Path, least: int = 0) -> list[str]:
+    """What an engine has written; none before there are so many."""
     log = folder / "agents" / "engine-0.log"
-    return log.read_text().split() if log.exists() else []
+    found = log.read_text().split() if log.exists() else []
+    return found if len(found) >= least else []
 
 
 def state_of(pid: int) -> str:
@@ -97,7 +99,7 @@ def state_of(pid: int) -> str:
 @pytest.mark.slow
 def test_signals_reach_an_engine_and_its_end_is_the_relays(tmp_path, place):
     with relay(tmp_path, place, STANDS) as one:
-        _, pid, known_as = until(lambda: words(tmp_path)[:3])
+        _, pid, known_as, *_ = until(lambda: words(tmp_path, 3))
         assert int(known_as) == one.pid
         one.send_signal(signal.SIGINT)
         until(lambda: "SIGINT" in words(tmp_path))
@@ -116,7 +118,7 @@ def test_signals_reach_an_engine_and_its_end_is_the_relays(tmp_path, place):
     with relay(tmp_path, place, "raise SystemExit(3)") as next_one:
         assert next_one.wait(SOON_S) == 3
     with relay(tmp_path, place, STANDS) as last:
-        pid = int(until(lambda: words(tmp_path)[:2])[1])
+        pid = int(until(lambda: words(tmp_path, 2))[1])
         last.kill()
         until(lambda: not Path(f"/proc/{pid}").exists())
 
@@ -124,7 +126,7 @@ def test_signals_reach_an_engine_and_its_end_is_the_relays(tmp_path, place):
 @pytest.mark.slow
 def test_a_host_that_is_suspended_for_a_moment_is_not_lost(tmp_path, place, agent):
     with relay(tmp_path, place, STANDS, lease_s=4.0) as one:
-        pid = int(until(lambda: words(tmp_path)[:2])[1])
+        pid = int(until(lambda: words(tmp_path, 2))[1])
         agent.send_signal(signal.SIGSTOP)
         with pytest.raises(subprocess.TimeoutExpired):
             one.wait(1.5)
@@ -141,7 +143,7 @@ def test_a_host_that_is_suspended_for_a_moment_is_not_lost(tmp_path, place, agen
 @pytest.mark.slow
 def test_the_time_in_which_a_relay_stood_still_itself_does_not_count(tmp_path, place):
     with relay(tmp_path, place, STANDS, lease_s=1.0) as one:
-        until(lambda: words(tmp_path)[:2])
+        until(lambda: words(tmp_path, 2))
         one.send_signal(signal.SIGSTOP)
         time.sleep(1.5)
         one.send_signal(signal.SIGCONT)
@@ -153,7 +155,7 @@ def test_the_time_in_which_a_relay_stood_still_itself_does_not_count(tmp_path, p
 @pytest.mark.slow
 def test_an_engine_ends_with_the_supervisor(tmp_path, place, reception):
     with relay(tmp_path, place, STANDS) as one:
-        pid = int(until(lambda: words(tmp_path)[:2])[1])
+        pid = int(until(lambda: words(tmp_path, 2))[1])
         reception.close()
         until(lambda: not Path(f"/proc/{pid}").exists())
         assert one.wait(SOON_S) in (LOST, -signal.SIGKILL)
