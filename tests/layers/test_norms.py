@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from workbench.layers.norms import LocalBatchNorm, SynchronizedBatchNorm
+from workbench.layers.norms import LocalBatchNorm, SynchronizedBatchNorm, read_in_order
 from workbench.plan.placement.placement import Shard
 
 ROWS = [(8,), (4, 4), (1, 5, 2), (6, 0, 2)]
@@ -75,3 +76,30 @@ def test_a_rank_without_rows_counts_the_batch_and_keeps_its_statistics():
     assert_close(layer.running_mean, torch.zeros(3))
     assert_close(layer.weight.grad, torch.zeros(3))
     assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("norm", [F.batch_norm, F.instance_norm])
+@pytest.mark.parametrize("reads", ["in order", "channels innermost", "turned"])
+@pytest.mark.parametrize("gradient", ["in order", "channels innermost", "turned"])
+def test_one_row_is_read_however_it_and_its_gradient_lie(norm, reads, gradient):
+    """torch itself reads other elements in some of these cases, and says nothing."""
+    generator = torch.Generator().manual_seed(0)
+    row, given = torch.randn(2, 1, 3, 4, 4, generator=generator)
+    statistics = torch.zeros(3), torch.full((3,), 4.0)
+    arguments = statistics if norm is F.batch_norm else ()
+
+    def found(x, grad):
+        x = x.detach().requires_grad_()
+        y = read_in_order(norm, x, *arguments)
+        y.backward(grad)
+        return y.detach(), x.grad
+
+    expected = found(row, given)
+    torch.testing.assert_close(found(lies(row, reads), lies(given, gradient)), expected)
+
+
+def lies(x, how):
+    if how == "channels innermost":
+        return x.contiguous(memory_format=torch.channels_last)
+    turned = x.flatten(2).transpose(1, 2).contiguous().transpose(1, 2).unflatten(2, (4, 4))
+    return turned if how == "turned" else x

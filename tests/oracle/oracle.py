@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.oracle.draws import Draws, dims_of
+from tests.oracle.one_row import read_right
 
 Loss = Callable[[tuple[Tensor, ...], Tensor], Tensor]
 
@@ -116,6 +117,7 @@ class Step:
     skipped: bool = False
 
 
+@read_right()
 def train(module: nn.Module, task: Task) -> list[Step]:
     """Trains the module in place."""
     module.train()

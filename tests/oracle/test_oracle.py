@@ -11,6 +11,7 @@ from tests.oracle.cases import Case, Cut, Run
 from tests.oracle.comparing import Verdict, judged
 from tests.oracle.draws import NOWHERE, Bits, Draws, dims_of, key_of
 from tests.oracle.models import HELPERS, Net
+from tests.oracle.one_row import read_right
 from tests.oracle.oracle import Batch, Step, Task, train
 
 PLAIN = Net(
@@ -171,3 +172,25 @@ def test_whatever_differs_is_seen(what, monkeypatch, on_ranks):
     assert {"outputs": "output", "gradients": "gradient", "weights": "weight"}.get(
         what, what.removesuffix("s")
     ) in verdict.why
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm", ["batch_norm", "instance_norm"])
+def test_one_row_has_the_gradient_that_it_has_among_others(norm, training):
+    """Its channels lie innermost in the gradient, which torch itself misreads then."""
+
+    def gradient(x):
+        x = x.clone().requires_grad_()
+        if norm == "instance_norm":
+            y = F.instance_norm(x)
+        elif training:  # of one row: with statistics of its own
+            y = torch.cat([F.batch_norm(row[None], None, None, training=True) for row in x])
+        else:
+            y = F.batch_norm(x, torch.zeros(3), torch.full((3,), 4.0))
+        (y.flatten(2).transpose(1, 2).flatten(1) @ weights).sum().backward()
+        return x.grad
+
+    weights = torch.randn(48, 5, generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    with read_right():
+        torch.testing.assert_close(gradient(rows[:1]), gradient(rows)[:1])

@@ -1,10 +1,9 @@
 """Batch and instance norm of rows that are spread over ranks.
 
-Torch misreads a single row on the CPU if it lies unusually. A tensor of one row may have any
-stride along its rows; after a transposition it has another than one of many rows has. Where its
-channels lie innermost as well, torch's kernels (seen with 2.13) read other elements, of the input
-and of the gradient, and say nothing. A rank has one row more often than one process has, so norms
-read such a row from a copy with its elements in order.
+Torch misreads a single row on the CPU if its channels lie innermost: its kernels (seen with 2.13)
+read other elements, of the input after a transposition, of the gradient of an instance norm in any
+case, and say nothing. A rank has one row more often than one process has, so norms read such a row
+from a copy with its elements in order.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from workbench.layers.idle import nothing
 
 def in_order(x: Tensor) -> Tensor:
     """Returns a single row [1, ...] with its elements in order; several rows as they are."""
-    if x.ndim < 3 or x.shape[0] != 1 or x.stride(0) == x.numel():
+    if x.ndim < 3 or x.shape[0] != 1 or (x.is_contiguous() and x.stride(0) == x.numel()):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
