@@ -77,7 +77,7 @@ class KeptProcess:
     """One process of the cluster at a time, in place of the one before.
 
     Args:
-        name: what it is called in events.
+        name: its name in events.
         start: starts it.
     """
 

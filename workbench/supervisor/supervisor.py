@@ -14,9 +14,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-
-import psutil
 
 from workbench.hosts.processes import reap
 from workbench.hosts.remote.gathering import AllocationLimit, Gathering
@@ -120,11 +119,12 @@ class Supervisor:
             spec: the cluster, as far as it is known.
             ports: ports for the store where ranks meet, and for the controller; none: any.
         """
-        self._spec, self._rendezvous_port = spec, ports[0] if ports else 0
+        self._spec = spec
         told = (self._engine_ended, self._controller_ended)
         self._processes = ClusterProcesses(self._folder, spec, *told, ports[1:])
         self._server = KeptProcess("the job server", self._processes.start_server)
-        self._rendezvous = KeptProcess("the store where ranks meet", self._start_rendezvous)
+        start = partial(self._processes.start_rendezvous, ports[0] if ports else 0)
+        self._rendezvous = KeptProcess("the store where ranks meet", start)
         self._series = [Backoff(PATIENCE) for _ in spec.devices]
         notice_s = 0.0 if spec.launch is None else spec.launch.notice_s
         self._limit = AllocationLimit(self._store, spec.ends_at, notice_s)
@@ -171,10 +171,6 @@ class Supervisor:
                 await asyncio.wait_for(self._news.wait(), POLL_EVERY_S)
             self._news.clear()
             await self._keep(time.monotonic())
-
-    def _start_rendezvous(self) -> psutil.Process:
-        self._store.set_meta(MEETING, None)  # no rank shall look for the one before
-        return self._processes.start_rendezvous(self._rendezvous_port)
 
     async def _keep(self, now: float) -> None:
         """One look at everything."""

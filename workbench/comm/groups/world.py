@@ -103,7 +103,9 @@ class World:
             # gloo would look up the host's own name, which need not resolve to anything.
             loopback = "lo0" if sys.platform == "darwin" else "lo"
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        world = cls(config, SealedStore(PrefixStore(config.prefix, _met(config)), config.secret))
+        world = cls(
+            config, SealedStore(PrefixStore(config.prefix, _meeting_place(config)), config.secret)
+        )
         try:
             # Whoever left while others were still connecting would make their connecting fail.
             world._watch.meet("all to be connected", "")
@@ -304,7 +306,7 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _met(config: RankConfig) -> Store:
+def _meeting_place(config: RankConfig) -> Store:
     """The store in which the ranks meet.
 
     torch tries on and on where nobody listens any more, and cannot be interrupted then.

@@ -52,7 +52,7 @@ class RecordedFactories(TorchFunctionMode):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Is not asked within, of each attribute of a tensor too; where it is the innermost."""
+        """Takes this mode off, if it is the innermost: each attribute of a tensor would ask it."""
         if _get_current_function_mode_stack()[-1:] != [self]:
             yield
             return

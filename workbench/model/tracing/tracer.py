@@ -92,7 +92,7 @@ class ValueTracer(torch.fx.Tracer):
     Args:
         given: the inputs; where they have no names there is one, forward's first.
         whole: the classes of modules that are one operation each, and not traced into.
-        known: what operations gave in other passes (`Runs`).
+        known: the results of operations in other passes of the same model (`Runs`).
     """
 
     proxy_buffer_attributes = True

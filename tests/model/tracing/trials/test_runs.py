@@ -156,3 +156,14 @@ def test_kinds_of_numbers_are_told_apart():
         for number in (1, 1.0, True)
     ]
     assert types == [torch.int64, torch.float32, torch.int64]
+
+
+def test_strides_are_told_apart():
+    """Of a transposed tensor what is computed element by element is transposed, too."""
+    mode = runs.FakeTensorMode()
+    one = Runs(mode, {})
+    with mode:
+        square = torch.empty(6, 6)
+    for x in (square, square.t()):
+        ran = one.run(lambda args, kwargs: args[0].relu(), "relu", None, [((x,), {})] * 2)
+        assert ran.values[0].stride() == x.stride()

@@ -50,7 +50,7 @@ class Runs:
 
     Args:
         mode: the mode that their tensors are made under.
-        known: what operations gave, by what they were; more is added to it.
+        known: the results of operations so far, by what is called and read; more are added.
     """
 
     def __init__(self, mode: FakeTensorMode, known: dict[Hashable, Ran]) -> None:
