@@ -227,7 +227,8 @@ _MHA = "nn.MultiheadAttention({c}, «2¦1», «dropout=0.2, ¦»«bias=False, ¦
 
 TOKENS = {
     "linear": """
-        self.{m} = «nn.Linear({c}, {o}«¦, bias=False»)¦Matrix({c}, {o}, '«flat¦product¦linear»')»
+        self.{m} = «nn.Linear({c}, {o}«¦, bias=False»)¦
+        Matrix({c}, {o}, '«flat¦product¦linear»'«¦, 'w b'»)»
         ---
         x = self.{m}(x)""",
     "attention": f"""
@@ -241,6 +242,21 @@ TOKENS = {
         ---
         x = x + self.{{m}}(x, x, x, attn_mask=self.mask{{m}}, need_weights=False
         «, is_causal=True¦»)[0]""",
+    "padded attention": f"""
+        self.{{m}} = {_MHA}
+        ---
+        p{{m}} = (x[..., 0] > 1) & (torch.arange({{t}}) > 0)
+        y{{m}}, «_ = self.{{m}}(x, x, x, key_padding_mask=p{{m}}, need_weights=False)¦
+        w{{m}} = self.{{m}}(x, x, x, p{{m}}, attn_mask=torch.eye({{t}}, dtype=x.dtype))
+        y{{m}} = y{{m}} + w{{m}} @ x»
+        x = x + y{{m}}""",
+    "padded attention, tokens first": """
+        self.{m} = nn.MultiheadAttention({c}, «2¦1»«, dropout=0.2¦»)
+        ---
+        p{m} = (x[..., 0] > 1) & (torch.arange({t}) > 0)
+        y{m} = x.transpose(0, 1)
+        y{m} = self.{m}(y{m}, y{m}, y{m}, key_padding_mask=p{m})[0]
+        x = x + y{m}.transpose(0, 1)""",
     "folded attention": f"""
         self.{{m}} = {_MHA}
         ---
@@ -345,7 +361,7 @@ VECTORS = {
     "linear": """
         self.{m} = «nn.Linear({c}, {o})¦nn.Linear({c}, {o}, bias=False)¦frozen(nn.Linear({c}, {o}))¦
         frozen(nn.Linear({c}, {o}), 'weight')¦frozen(nn.Linear({c}, {o}), 'bias')¦
-        Matrix({c}, {o}, '«flat¦product¦linear»')»
+        Matrix({c}, {o}, '«flat¦product¦linear»'«¦, 'w b'»)»
         ---
         x = self.{m}(x)""",
     "functional linear": """

@@ -179,20 +179,22 @@ class HELPERS:
     class Matrix(nn.Module):
         """A linear layer of one's own: as GPT-2 has it, as a product and a sum, or as torch's."""
 
-        def __init__(self, into: int, out: int, way: str) -> None:
+        def __init__(self, into: int, out: int, way: str, names: str = "weight bias") -> None:
             super().__init__()
-            self.way = way
+            self.way, self.names = way, names.split()
             sizes = (out, into) if way == "linear" else (into, out)
-            self.weight = nn.Parameter(0.3 * torch.randn(sizes))
-            self.bias = nn.Parameter(torch.rand(out))
+            values = 0.3 * torch.randn(sizes), torch.rand(out)
+            for name, value in zip(self.names, values, strict=True):
+                self.register_parameter(name, nn.Parameter(value))
 
         def forward(self, x: Tensor) -> Tensor:
+            matrix, vector = (getattr(self, name) for name in self.names)
             if self.way == "linear":
-                return F.linear(x, self.weight, self.bias)
+                return F.linear(x, matrix, vector)
             if self.way == "product":
-                return x @ self.weight + self.bias
-            rows = torch.addmm(self.bias, x.reshape(-1, x.size(-1)), self.weight)
-            return rows.view(*x.shape[:-1], self.bias.numel())
+                return x @ matrix + vector
+            rows = torch.addmm(vector, x.reshape(-1, x.size(-1)), matrix)
+            return rows.view(*x.shape[:-1], vector.numel())
 
     class Experts(nn.Module):
         """A mixture of two experts, which sorts the rows by them and counts those of each."""

@@ -103,8 +103,13 @@ class CutModel(nn.Module):
         return {name: parameter for name, parameter in named if parameter.requires_grad}
 
     def _named(self, pairs: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
-        weights = [weight for layer in self.plan.graph.layers for weight in layer.weights]
-        first = {alias: weight.name for weight in weights for alias in weight.aliases}
+        first = {}
+        for layer in self.plan.graph.layers:
+            for weight in layer.weights:
+                first.update(dict.fromkeys(weight.aliases, weight.name))
+                if layer.kind == "linear":  # whatever the names are, in a piece they are the usual
+                    usual = "weight" if len(weight.shape) > 1 else "bias"
+                    first[f"{layer.name}.{usual}"] = weight.name
         for name, tensor in pairs:
             name = name.replace("unused_bias", "bias")
             yield first.get(name, name), tensor

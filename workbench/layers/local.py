@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from workbench.layers.faster import LARGE_BYTES, Linear, Repeat, Transposed
-from workbench.model.tracing.rewrites.linears import TransposedLinear
+from workbench.model.tracing.rewrites.linears import NamedLinear, TransposedLinear
 from workbench.model.weights.slices import Reader
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Layer
@@ -56,6 +56,8 @@ def local_module(
             owner._parameters[leaf] = nn.Parameter(piece, requires_grad=weight.trainable)
         else:
             owner._buffers[leaf] = piece
+    if isinstance(local, NamedLinear):
+        local = local.usual()
     _set_sizes(local, layer, flow, rank)
     if choice is not None and choice.group_size > 1:
         local = _by_scheme(local, layer, rank, choice)

@@ -4,11 +4,13 @@ import pickle
 from itertools import combinations, product
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workbench as wb
-from tests.layers import heads
+from tests.layers import heads, nets
+from tests.model.traced import calling
 from tests.plan import graphs
 from tests.predict.search.drawn import convolutions, tokens
 from tests.predict.search.machines import machine, machines
@@ -44,7 +46,10 @@ def every_plan(graph, world, recompute=False, options=None):
     options = options or options_of(graph, world, sizes, {}, {})
     again = [layer.name for layer in graph.layers if layer.rows] if recompute else []
     for choices in product(*options.values()):
-        plan = Plan(graph, world, dict(zip(options, choices, strict=True)))
+        try:
+            plan = Plan(graph, world, dict(zip(options, choices, strict=True)))
+        except PlanError:  # layers with one table that do not hold it alike
+            continue
         for names in subsets(again):
             yield from in_rounds(plan.with_recompute(*names) if names else plan)
 
@@ -97,6 +102,43 @@ def test_heads_equal_brute_force(inner):
         found = tried(graph, some, 2, known=found)
         check(graph, some, 2, found, 2**34)
         check(graph, some, 2, found, sorted(size for _, size in found)[len(found) // 4])
+
+
+def test_a_tied_table_equals_brute_force():
+    graph = trace(nets.Words(), input_shape=nets.Words.shape, vocabulary=nets.Words.vocabulary)
+    for some in (machine(), machine(latency=1e-7, bandwidth=1e6)):
+        check(graph, some, 2, tried(graph, some, 2), 2**34)
+
+
+def test_a_tied_table_is_cut_where_that_is_faster():
+    graph, some = trace(texts(4, 20_000), input_shape=(4,), vocabulary=20_000), machine()
+    result = searched(graph, some, 4, batch_size=32)
+    assert result.plan.layers["table"].scheme == "shard_in"
+    assert result.plan.layers["scores"].scheme == "shard_out"
+    assert result.gap == 0
+    chosen, *others = result.why["table"].options
+    assert chosen.more_s == 0
+    assert {one.choice.scheme for one in others} >= {"replicate"}
+    whole = searched(graph, some, 4, batch_size=32, pin={"scores": "replicate"})
+    assert "table" not in whole.plan.layers
+    assert whole.step_time > result.step_time
+
+
+def test_pins_of_layers_with_one_table_must_go_together():
+    graph = trace(texts(4, 8), input_shape=(4,), vocabulary=8)
+    with pytest.raises(PlanError, match="'table' and 'scores' have the same weights"):
+        searched(graph, machine(), 2, pin={"table": "shard_in", "scores": "shard_in"})
+
+
+def texts(features, vocabulary):
+    def forward(self, x):
+        return self.scores(self.middle(self.table(x)))
+
+    table = torch.nn.Embedding(vocabulary, features)
+    scores = torch.nn.Linear(features, vocabulary, bias=False)
+    scores.weight = table.weight
+    middle = torch.nn.Linear(features, features)
+    return calling(forward, table=table, middle=middle, scores=scores)
 
 
 def test_groups_of_several_sizes():

@@ -17,13 +17,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from workbench.model.tracing import assigned
 from workbench.model.tracing.batch import is_users_function, name_of, tensors
 from workbench.model.tracing.rewrites.attention import SelfAttention, is_window_attention
-from workbench.model.tracing.rewrites.linears import TransposedLinear
+from workbench.model.tracing.rewrites.linears import NamedLinear, TransposedLinear
 
 # Of modules the exact class counts: a subclass may compute something else.
 _MODULES: dict[type[nn.Module], str] = {
     nn.Conv2d: "conv2d",
     nn.Linear: "linear",
     TransposedLinear: "linear",
+    NamedLinear: "linear",
     SelfAttention: "attention",
     nn.LayerNorm: "layer_norm",
     nn.Dropout: "dropout",

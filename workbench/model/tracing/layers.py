@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from workbench.model.errors import TraceError
 from workbench.model.tracing.batch import name_of, tensors
 from workbench.model.tracing.kinds import kind_of
-from workbench.model.tracing.rewrites.linears import TransposedLinear
+from workbench.model.tracing.rewrites.linears import NamedLinear, TransposedLinear
 from workbench.model.weights.files import DTYPES
 from workbench.plan.graph import Layer, Weight, carries_gradient
 
@@ -100,7 +100,7 @@ class _Layers:
             least_rows=_least_rows(node, module),
             least_rows_half=int(meta["least_rows_half"]),
             uncounted=kind == "op" and meta["uncounted"],
-            transposed=isinstance(module, TransposedLinear),
+            transposed=isinstance(module, TransposedLinear | NamedLinear) and module.transposed,
             output_units=meta["units"][0],
             output_blocks=meta["units"][1],
             input_units=meta["units"][2],
@@ -149,6 +149,9 @@ class _Layers:
         module = self._module(node)
         if type(module) is nn.Embedding:  # one that was extended may hold more, which others read
             return {id(module.weight): f"{node.target}.weight"}
+        if isinstance(module, nn.Linear | TransposedLinear | NamedLinear):  # its parts are layers
+            own = module.named_parameters(recurse=False)
+            return {id(tensor): f"{node.target}.{name}" for name, tensor in own}
         if module is not None:
             return {id(t): f"{node.target}.{name}" for name, t, _ in _tensors(module)}
         of_type = node.users and all(map(_gives_type, node.users))

@@ -24,7 +24,7 @@ from workbench.model.tracing.kept import left_alone, operations
 from workbench.model.tracing.layers import layers_of
 from workbench.model.tracing.lost import refuse_what_is_lost
 from workbench.model.tracing.patches import modes_restored
-from workbench.model.tracing.rewrites.attention import find_self_attention
+from workbench.model.tracing.rewrites.attention import find_self_attention, masked_self_attention
 from workbench.model.tracing.rewrites.detours import Detour, gather_detours
 from workbench.model.tracing.rewrites.inplace import drop_unread_parts, drop_unused
 from workbench.model.tracing.rewrites.linears import find_linears
@@ -332,6 +332,9 @@ def _recorded(
     while True:
         try:
             nodes = tracer.trace_structure(root)
+            if masked := masked_self_attention(nodes, tracer.root) - tracer.written_out:
+                tracer = tracer.again(written_out=tracer.written_out | masked)
+                continue
             find_linears(nodes, (root, tracer.root), tracer.record)
             find_tokens_first(nodes, (root, tracer.root), tracer.record)
             find_self_attention(nodes, root, tracer.root)
@@ -348,7 +351,7 @@ def _recorded(
             refused = refused or found
             if not isinstance(error, InsideError) or around is None or type(around) in tracer.whole:
                 raise refused from None
-            tracer = ValueTracer(samples, {*tracer.whole, type(around)}, tracer.known)
+            tracer = tracer.again(whole={*tracer.whole, type(around)})
     roles = known_roles(nodes) if source.kind == "torchvision" else roles
     return _Recorded(source, root, samples, roles, nodes, tracer, refused)
 

@@ -9,8 +9,9 @@ and only what depends on the batch stays symbolic. A wrong shape fails at the us
 import operator
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import is_dataclass
+from functools import partial
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -54,7 +55,7 @@ from workbench.model.tracing.patches import (
     transformers_as_trained,
 )
 from workbench.model.tracing.proxy import Sizes, ValueProxy, is_reshape, stated
-from workbench.model.tracing.rewrites.attention import is_window_attention
+from workbench.model.tracing.rewrites.attention import is_window_attention, written_out
 from workbench.model.tracing.rewrites.extended import ExtendedLayers
 from workbench.model.tracing.rewrites.inplace import changes_in_place, read_what_was_changed
 from workbench.model.tracing.trials.gradients import trained_parameters
@@ -92,6 +93,7 @@ class ValueTracer(torch.fx.Tracer):
     Args:
         given: the inputs; where they have no names there is one, forward's first.
         whole: the classes of modules that are one operation each, and not traced into.
+        written_out: the paths of attention that is recorded operation by operation.
         known: the results of operations in other passes of the same model (`Runs`).
     """
 
@@ -101,10 +103,12 @@ class ValueTracer(torch.fx.Tracer):
         self,
         given: Sequence[Input],
         whole: Collection[type[nn.Module]] = frozenset(),
+        written_out: frozenset[str] = frozenset(),
         known: dict[Hashable, Ran] | None = None,
     ) -> None:
         super().__init__()
         self.given, self.whole, self.mode = tuple(given), whole, FakeTensorMode()
+        self.written_out = written_out
         self.known: dict[Hashable, Ran] = {} if known is None else known
         self._runs = Runs(self.mode, self.known)
         with self.mode:
@@ -126,6 +130,11 @@ class ValueTracer(torch.fx.Tracer):
         self._factories = RecordedFactories(self._made)
         self._members: set[int] = set()
 
+    def again(self, **changes: Any) -> "ValueTracer":
+        """Another tracer of the same model, with what this one knows, and with changes."""
+        kept = {"whole": self.whole, "written_out": self.written_out, "known": self.known}
+        return ValueTracer(self.given, **kept | changes)
+
     @torch.inference_mode(False)
     def trace_structure(self, structure: nn.Module) -> torch.fx.Graph:
         """Traces a module whose tensors are on the meta device.
@@ -137,7 +146,7 @@ class ValueTracer(torch.fx.Tracer):
         graph = recorded.graph
 
         def again(second: nn.Module) -> Pass:
-            return ValueTracer(self.given, self.whole, self.known)._recorded(second)
+            return self.again()._recorded(second)
 
         show_no_state(structure, recorded, again)
         read_what_was_changed(graph, self.root, self.record)
@@ -347,6 +356,8 @@ class ValueTracer(torch.fx.Tracer):
             return True
         if type(m) in self.whole:
             return True
+        if module_qualified_name in self.written_out:
+            return False
         if is_parametrized(m) or self._context("") != Context() or type(m) in _OF_PARTS:
             return False
         return super().is_leaf_module(m, module_qualified_name)
@@ -358,6 +369,8 @@ class ValueTracer(torch.fx.Tracer):
         try:
             if not self.is_leaf_module(m, path):
                 refuse_backward_hooks(m, path)
+            if path in self.written_out:
+                forward = partial(written_out, cast(nn.MultiheadAttention, m))
             return super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed_in = self.failed_in or path

@@ -32,6 +32,18 @@ def sharing(graph: Graph, name: str) -> tuple[Layer, ...]:
     return owner, *(layer for layer in graph.layers if layer.shared == owner.name)
 
 
+def tied_tables(graph: Graph) -> list[tuple[Layer, ...]]:
+    """The users of each table that embeds and does something else, too, and that may be cut."""
+    whole = kept_whole(graph) if graph.shares_weights else frozenset()
+    found = []
+    for layer in graph.layers:
+        if layer.kind == "embedding" and layer.name in graph.shares_weights and not layer.shared:
+            users = sharing(graph, layer.name)
+            if all(one.kind in SPLITTABLE and one.name not in whole for one in users):
+                found.append(users)
+    return found
+
+
 def together(
     graph: Graph,
     name: str,

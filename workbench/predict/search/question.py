@@ -19,6 +19,7 @@ from workbench.predict.search.space.choices import (
     options_of,
     own_schemes,
     pinned,
+    ways_to_share,
 )
 from workbench.predict.search.space.trellis import Floats
 from workbench.predict.time.duration import Speeds, layer_seconds
@@ -37,6 +38,7 @@ class Question:
         limit: the memory limit of a rank, in bytes.
         sizes: the group sizes to consider.
         options: the choices of each layer that can be split.
+        ways: the choices that layers with one table can have together.
         weights: the weight of each rank in the mean of times, its relative speed [ranks].
         pinned: the choices that the user has fixed, by the layer's name, recomputation included.
         rounds: whether a sharded tail may run in rounds.
@@ -49,6 +51,7 @@ class Question:
     limit: int
     sizes: tuple[int, ...]
     options: Mapping[str, tuple[LayerPlan, ...]]
+    ways: tuple[Mapping[str, LayerPlan], ...]
     weights: Floats
     pinned: Mapping[str, Pin]
     rounds: bool
@@ -69,9 +72,10 @@ class Question:
     @property
     def plans(self) -> int:
         """The number of combinations of schemes, group sizes and shares."""
-        count = 1
-        for options in self.options.values():
-            count *= len(options)
+        count = len(self.ways)
+        for name, options in self.options.items():
+            if name not in self.ways[0]:
+                count *= len(options)
         return count
 
     def plan(self, choices: Mapping[str, LayerPlan], again: Sequence[str] = ()) -> Plan:
@@ -148,8 +152,9 @@ def question_of(
     weights = speeds / speeds.sum()
     if not seconds > 0:
         raise PlanError(f"time_limit must be a positive number of seconds, got {seconds!r}")
+    ways = ways_to_share(plan.graph, world, options)
     return Question(
-        experiment, machine, limit, sizes, options, weights, pins, rounds, recompute, seconds
+        experiment, machine, limit, sizes, options, ways, weights, pins, rounds, recompute, seconds
     )
 
 

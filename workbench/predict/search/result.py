@@ -1,6 +1,6 @@
 """The result of a search, with the reasons for each layer's choice."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -202,14 +202,20 @@ def _difference(seconds: float) -> str:
 
 
 def reasons_of(
-    question: Question, trellis: Trellis, priced: Priced, plan: Plan
+    question: Question,
+    trellis: Trellis,
+    priced: Priced,
+    ways: Sequence[tuple[Mapping[str, LayerPlan], float]],
+    plan: Plan,
 ) -> Mapping[str, Reason]:
     """Each layer's options, by the cheapest plan through each.
 
     Args:
         question: the arguments of the search.
-        trellis: the trellis of all plans.
+        trellis: the trellis of all plans that hold tables as the plan does.
         priced: the prices at which plans are compared.
+        ways: all ways to hold tables, by the choices of their layers, each with the seconds of the
+            cheapest plan at these prices.
         plan: the plan that was found.
     """
     through = priced.paths.through()
@@ -220,7 +226,11 @@ def reasons_of(
             continue
         least = np.full(len(choices), np.inf)
         np.minimum.at(least, stage.choice, costs)
-        order = np.argsort(least, kind="stable")
+        for way, seconds in ways:
+            if layer.name in way:
+                place = choices.index(way[layer.name])
+                least[place] = min(least[place], seconds)
+        order = [place for place in np.argsort(least, kind="stable") if least[place] < np.inf]
         options = tuple(
             Option(choices[index], float(least[index] - priced.paths.cheapest)) for index in order
         )

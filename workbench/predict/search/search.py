@@ -9,6 +9,9 @@
     4  Further plans follow in the order of their bound. When the next bound is no less than the
        best prediction, that one is proven to be the best of all.
 
+A table that embeds tokens and gives scores is held alike by both layers. So there is such a search
+for each way to hold it, the one with the least bound first, and what it found bounds the others.
+
 Small models are searched until the best plan is proven; for large ones the best plan so far is
 returned once it is near enough or the time is over, with the lower bound: the gap is certified,
 against predicted step time.
@@ -21,6 +24,7 @@ The bound is one of plans whose ranks have own rows between cut layers. To divid
 fewer rows than ranks.
 """
 
+import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +36,7 @@ from workbench.plan.experiment.experiment import Experiment, Optimizer, Synchron
 from workbench.plan.graph import Graph
 from workbench.plan.inputs import sample_bytes
 from workbench.plan.machine.machine import Machine
+from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.tail import Rounds, RoundsError
 from workbench.plan.plan import Plan
 from workbench.predict.memory.resident import STAGING_BYTES
@@ -42,7 +47,7 @@ from workbench.predict.search.limit.limited_search import MemoryLimitedSearch
 from workbench.predict.search.limit.memory_costs import MemoryCosts
 from workbench.predict.search.limit.memory_limit import MemoryLimitError, bytes_of, refusal
 from workbench.predict.search.question import Question, question_of
-from workbench.predict.search.result import SearchResult, reasons_of
+from workbench.predict.search.result import Reason, SearchResult, reasons_of
 from workbench.predict.search.space.choices import LocalPlacement, Pin, Shares
 from workbench.predict.search.space.construction import trellis_of
 from workbench.predict.search.space.trellis import Trellis, cheapest_sums
@@ -85,17 +90,25 @@ class PlanSearch:
         Raises:
             MemoryLimitError: no plan fits.
         """
-        tightest = self.all.tightest()
-        bound = self.all.bound(tightest)
-        self._first_plans(bound)
-        if self._enumerable or not self.evaluator.tight:
-            bound = self._prove(tightest.mix)
-        if self.evaluator.tight and not self._enumerable:
-            bound = max(bound, self._bound_under_limit())
+        parts = [self._under(way) for way in self.question.ways]
+        parts.sort(key=lambda part: part.least_seconds)
+        bound, refusals = float("inf"), list[MemoryLimitError]()
+        for part in parts:
+            part._first_plans()
+        for part in parts:
+            if part.least_seconds >= self.evaluator.seconds:
+                break
+            try:
+                bound = min(bound, part.searched())
+            except MemoryLimitError as error:
+                refusals.append(error)
+                if error.least <= self.question.limit:  # one that fits may be there
+                    bound = min(bound, part.least_seconds)
         self._judge_tokens()
         best = self.evaluator.best
-        if best is None:  # all have been judged
-            raise self._refusal(float("inf"))
+        if best is None:
+            raise min(refusals, key=lambda error: error.least)
+        held = next(part for part in parts if part.trellis.path(best.plan.layers) is not None)
         return SearchResult(
             plan=best.plan,
             prediction=best.prediction,
@@ -104,9 +117,48 @@ class PlanSearch:
             memory_limit=self.question.limit,
             judged=len(self.evaluator),
             plans=self.question.plans,
-            _why=lambda: reasons_of(self.question, self.trellis, tightest, best.plan),
-            _pareto=self._front,
+            _why=lambda: held.reasons(parts, best.plan),
+            _pareto=held._front,
         )
+
+    def _under(self, way: Mapping[str, LayerPlan]) -> "PlanSearch":
+        """The same search among the plans that hold tables in one way."""
+        part = copy.copy(self)
+        part.question = replace(self.question, ways=(way,))
+        part.trellis = self.trellis.only(way)
+        part.all = Relaxation(part.trellis, self.all.terms)
+        return part
+
+    @cached_property
+    def least_seconds(self) -> float:
+        """The seconds that every plan takes at least."""
+        return self.all.bound(self.all.tightest())
+
+    def searched(self) -> float:
+        """Evaluates plans until one is good enough; returns a lower bound of all.
+
+        Raises:
+            MemoryLimitError: no plan fits.
+        """
+        bound = self.least_seconds
+        if self._enumerable or not self.evaluator.tight:
+            bound = self._prove(self.all.tightest().mix)
+        if self.evaluator.tight and not self._enumerable:
+            bound = max(bound, self._bound_under_limit())
+        if self.evaluator.best is None:  # all have been judged
+            raise self._refusal(float("inf"))
+        return bound
+
+    def reasons(self, parts: Sequence["PlanSearch"], plan: Plan) -> Mapping[str, Reason]:
+        """Each layer's options, and what they would cost instead of those of a plan.
+
+        Args:
+            parts: the searches among the plans that hold tables in another way, and this one.
+            plan: the plan that was found.
+        """
+        tightest = self.all.tightest()
+        ways = [(part.question.ways[0], part.all.at(tightest.mix).paths.cheapest) for part in parts]
+        return reasons_of(self.question, self.trellis, tightest, ways, plan)
 
     def _bound_under_limit(self) -> float:
         """Searches the plans that fit, and returns a lower bound on them.
@@ -184,13 +236,9 @@ class PlanSearch:
         topologies = [self.costs.speeds.topology(range(k)) for k in sizes]
         return any(not topology.memory or len(topology.hosts) > 1 for topology in topologies)
 
-    def _first_plans(self, bound: float) -> None:
-        """Evaluates presets and the cheapest plans, as far as their bounds are below the best.
-
-        Args:
-            bound: the seconds that every plan takes at least.
-        """
-        found = list(self.all.seen())
+    def _first_plans(self) -> None:
+        """Evaluates presets and the cheapest plans, as far as their bounds are below the best."""
+        bound, found = self.least_seconds, list(self.all.seen())
         for preset in self._presets():
             path = self.trellis.path(preset.layers)
             if path is not None:

@@ -62,18 +62,18 @@ def of_two(self, x):
 
 
 def masked(self, x):
-    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    mask = nn.Transformer.generate_square_subsequent_mask(4, dtype=x.dtype)
     return self.attend(x, x, x, attn_mask=mask, need_weights=False)[0].mean(1)
 
 
 def causal(self, x):
-    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    mask = nn.Transformer.generate_square_subsequent_mask(4, dtype=x.dtype)
     y = self.attend(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
     return y.flatten(1)
 
 
 def causal_by_its_mask(self, x):
-    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    mask = nn.Transformer.generate_square_subsequent_mask(4, dtype=x.dtype)
     return self.attend(x, x, x, attn_mask=mask, is_causal=True)[0].mean(1)
 
 
@@ -85,12 +85,8 @@ def both(self, x):
     ("forward", "options", "kind"),
     [
         (causal, {}, "attention"),
-        (causal_by_its_mask, {}, "op"),  # then torch reads the mask
-        (both, {}, "op"),
         (weights_unread, {}, "attention"),
-        (weights_read, {}, "op"),
         (of_two, {}, "op"),
-        (masked, {}, "op"),
         (weights_unread, {"add_bias_kv": True}, "op"),
         (weights_unread, {"add_zero_attn": True}, "op"),
     ],
@@ -98,6 +94,86 @@ def both(self, x):
 def test_what_is_more_than_self_attention_stays_whole(forward, options, kind):
     graph = trace(calling(forward, attend=attention(**options)), input_shape=(4, 12))
     assert graph["attend"].kind == kind
+
+
+def padded(self, x):
+    return self.attend(x, x, x, key_padding_mask=last(x), need_weights=False)[0].mean(1)
+
+
+def padded_by_numbers(self, x):
+    padding = torch.zeros(x.shape[:2], dtype=x.dtype).masked_fill(last(x), -2.0)
+    return self.attend(x, x, x, key_padding_mask=padding)[0].mean(1)
+
+
+def masked_twice(self, x):
+    pairs = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    return self.attend(x, x, x, key_padding_mask=last(x), attn_mask=pairs)[0].mean(1)
+
+
+def masked_by_head(self, x):
+    pairs = x[:, None].sum(-1, keepdim=True).expand(-1, 3, -1, 4).flatten(0, 1)
+    return self.attend(x, x, x, attn_mask=pairs)[0].mean(1)
+
+
+def of_each_head(self, x):
+    y, weights = self.attend(x, x, x, average_attn_weights=False)
+    return y.mean(1) + weights.sum((1, 2, 3))[:, None]
+
+
+def called_twice(self, x):
+    x = self.attend(x, x, x, key_padding_mask=last(x))[0]
+    return self.attend(x, x, x, need_weights=False)[0].mean(1)
+
+
+def last(x):
+    return (x[..., 0] > 0) & (torch.arange(4) > 0)
+
+
+CUT = (
+    causal_by_its_mask,  # which torch reads then
+    masked, padded, padded_by_numbers, masked_twice,
+)  # fmt: skip
+WHOLE = (both, called_twice, weights_read, of_each_head, masked_by_head)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}])
+@pytest.mark.parametrize("forward", [*CUT, *WHOLE])
+def test_masked_attention_is_written_out(forward, options):
+    module = calling(forward, attend=attention(**options)).double()
+    graph = trace(module, input_shape=(4, 12))
+    inner, out = graph["attend"], graph["attend.out_proj"]
+    assert (inner.kind, out.kind) == ("linear", "linear")
+    names = [weight.name for layer in (inner, out) for weight in layer.weights]
+    assert sorted(names) == sorted(f"attend.{name}" for name, _ in module.attend.named_parameters())
+    assert ((inner.output_units, inner.output_blocks) == (3, 3)) == (forward in CUT)
+    x = torch.randn(5, 4, 12, dtype=torch.float64)
+    assert_close(run_traced(skeleton(graph), values_of(module), x), module(x))
+
+
+@pytest.mark.parametrize("given", ["pads", "pairs"])
+def test_tokens_may_come_first(given):
+    def forward(self, x):
+        pairs = torch.eye(4, dtype=x.dtype)
+        masks = {"pads": dict(key_padding_mask=last(x)), "pairs": dict(attn_mask=pairs)}
+        x = x.transpose(0, 1)
+        y = self.attend(x, x, x, **masks[given])[0]
+        return (x + y).transpose(0, 1).mean(1)
+
+    attend = nn.MultiheadAttention(12, 3, dropout=0.5)
+    module = calling(forward, attend=attend).double().eval()
+    graph = trace(module, input_shape=(4, 12))
+    assert (graph["attend"].output_units, graph["attend"].output_blocks) == (3, 3)
+    x = torch.randn(5, 4, 12, dtype=torch.float64)
+    traced = skeleton(graph, evaluating=True)
+    assert_close(run_traced(traced, values_of(module), x), module(x))
+
+
+def test_what_drops_weights_does_so_in_training_alone():
+    graph = trace(calling(padded, attend=attention(dropout=0.5)), input_shape=(4, 12))
+    draws = [
+        [layer.name for layer in one.layers if layer.draws] for one in (graph, graph.evaluation)
+    ]
+    assert draws == [["scaled_dot_product_attention"], []]
 
 
 @pytest.mark.slow
@@ -139,7 +215,7 @@ def causally(self, x):
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize(
     ("forward", "kind"),
-    [(plain, "attention"), (causally, "attention"), (with_mask, "op"), (with_truths, "op")],
+    [(plain, "attention"), (causally, "attention"), (with_mask, "linear"), (with_truths, "linear")],
 )
 def test_the_parts_of_torch_s_encoder_are_layers(forward, kind, norm_first):
     layer = nn.TransformerEncoderLayer(
@@ -151,7 +227,7 @@ def test_the_parts_of_torch_s_encoder_are_layers(forward, kind, norm_first):
     graph = trace(module, input_shape=(4, 12))
     kinds = {name: graph[f"encode.layers.1.{name}"].kind for name in ("self_attn", "linear1")}
     assert kinds == {"self_attn": kind, "linear1": "linear"}
-    assert graph.evaluation is None
+    assert (graph.evaluation is None) == (kind == "attention")
     x = torch.randn(3, 4, 12, dtype=torch.float64)
-    traced = skeleton(graph).eval()
+    traced = skeleton(graph, evaluating=kind == "linear").eval()
     assert_close(run_traced(traced, values_of(module), x), module.eval()(x))

@@ -15,12 +15,14 @@ IN, OUT = 6, 4
 class Own(nn.Module):
     """A matrix, and perhaps a bias, with a forward of the test's."""
 
-    def __init__(self, forward, transposed=False, biased=True, square=False):
+    def __init__(
+        self, forward, transposed=False, biased=True, square=False, names=("weight", "bias")
+    ):
         super().__init__()
         sizes = (IN, IN) if square else (IN, OUT) if transposed else (OUT, IN)
-        self.weight = nn.Parameter(torch.randn(sizes))
+        self.register_parameter(names[0], nn.Parameter(torch.randn(sizes)))
         if biased:
-            self.bias = nn.Parameter(torch.randn(IN if square else OUT))
+            self.register_parameter(names[1], nn.Parameter(torch.randn(IN if square else OUT)))
         self.act = nn.Tanh()
         self.by = forward
 
@@ -63,6 +65,29 @@ def test_a_module_that_multiplies_by_its_matrix_is_a_linear_layer(way, square):
         f"inner.{n}" for n, _ in module.inner.named_parameters()
     ]
     assert not [one for one in graph.layers if one.kind == "parameter"]
+    x = torch.randn(2, 3, IN, dtype=torch.float64)
+    assert_close(run_traced(skeleton(graph), values_of(module), x), module(x))
+
+
+NAMED = {
+    "torch's function": (lambda self, x: F.linear(x, self.in_proj, self.offset), False),
+    "a product": (lambda self, x: x @ self.in_proj + self.offset, True),
+    "no bias": (lambda self, x: x @ self.in_proj.T, False),
+}
+
+
+@pytest.mark.parametrize("way", NAMED)
+def test_its_parameters_may_have_any_names(way):
+    forward, transposed = NAMED[way]
+    inner = Own(forward, transposed, biased=way != "no bias", names=("in_proj", "offset"))
+    inner.out = nn.Linear(OUT, IN)
+    module = calling(lambda self, x: self.inner.out(self.inner(x)).mean(1), inner=inner).double()
+    graph = trace(module, input_shape=(3, IN))
+    layer, out = graph["inner"], graph["inner.out"]
+    assert (layer.kind, layer.transposed, out.kind) == ("linear", transposed, "linear")
+    own = ["in_proj"] if way == "no bias" else ["in_proj", "offset"]
+    assert [layer.within(weight) for weight in layer.weights] == own
+    assert [out.within(weight) for weight in out.weights] == ["weight", "bias"]
     x = torch.randn(2, 3, IN, dtype=torch.float64)
     assert_close(run_traced(skeleton(graph), values_of(module), x), module(x))
 

@@ -2,14 +2,15 @@
 
 Such a module holds a matrix, and perhaps a bias, and multiplies what it reads by them: by
 `F.linear`, `torch.addmm` or `x @ self.weight`, perhaps on rows that it has flattened before and
-takes apart again after. That is what a linear layer does, whatever its class is, and it is recorded
-as a call of one, which plans can cut. Modules that do anything else besides stay as they are.
+takes apart again after. That is what a linear layer does, whatever its class is and whatever names
+its parameters have, and it is recorded as a call of one, which plans can cut. What such a module
+does besides, with its parts, stays as it is; one that holds more tensors is none.
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.fx
@@ -22,7 +23,7 @@ from workbench.model.tracing.batch import name_of
 _PRODUCTS = {torch.matmul, torch.mm, operator.matmul, "matmul", "mm"}
 _RESHAPES = {"view", "reshape", "flatten", "unflatten"}
 _TURNS = {"t", "T", "mT", "transpose", "swapaxes", "swapdims", "permute"}
-_OWN = {"weight", "bias"}
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class TransposedLinear(nn.Module):
@@ -35,6 +36,7 @@ class TransposedLinear(nn.Module):
 
     weight: Tensor
     bias: Tensor | None
+    transposed = True
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -43,15 +45,52 @@ class TransposedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., in_features] to [..., out_features]."""
-        if self.bias is None:
-            return x @ self.weight
-        rows = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
-        return rows.view(*x.shape[:-1], self.weight.shape[1])
+        return _product_of(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """Returns what `print(model)` says of it."""
         into, out = self.weight.shape
         return f"in_features={into}, out_features={out}, bias={self.bias is not None}"
+
+
+def _product_of(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return x @ matrix
+    rows = torch.addmm(bias, x.reshape(-1, x.shape[-1]), matrix)
+    return rows.view(*x.shape[:-1], matrix.shape[1])
+
+
+class NamedLinear(nn.Module):
+    """A linear layer whose matrix and bias have names of their own, under which they are saved.
+
+    Args:
+        weight: the name of the matrix.
+        bias: the name of the vector that is added; None: there is none.
+        transposed: whether the matrix is [in_features, out_features].
+    """
+
+    def __init__(self, weight: str, bias: str | None, transposed: bool) -> None:
+        super().__init__()
+        self.weight_name, self.bias_name, self.transposed = weight, bias, transposed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [..., in_features] to [..., out_features]."""
+        by = _product_of if self.transposed else F.linear
+        return by(x, self.weight, self.bias)
+
+    @property
+    def weight(self) -> Any:
+        """The matrix."""
+        return getattr(self, self.weight_name)
+
+    @property
+    def bias(self) -> Any:
+        """The vector that is added; None: there is none."""
+        return self.bias_name and getattr(self, self.bias_name)
+
+    def usual(self) -> nn.Linear | TransposedLinear:
+        """The same layer with its parameters under the usual names, and its parts."""
+        return _with_parts(_linear(self.weight, self.bias, self.transposed), self)
 
 
 def find_linears(
@@ -73,14 +112,17 @@ def find_linears(
             found.setdefault(product.owner, []).append(product)
     for path, products in found.items():
         readers = {reader for product in products for reader in product.readers}
-        ways = {(product.transposed, product.biased) for product in products}
-        if not path or path in called or len(ways) > 1 or not _is_alone(graph, path, readers):
+        ways = {(product.weight, product.bias, product.transposed) for product in products}
+        if not path or path in called or len(ways) > 1:
             continue
-        (transposed, biased) = ways.pop()
-        if not _holds_one_matrix(roots[0].get_submodule(path), biased):
+        weight, bias, transposed = ways.pop()
+        if not _holds_nothing_else(roots[0].get_submodule(path), weight, bias):
+            continue
+        if not _is_alone(graph, [f"{path}.{name}" for name in (weight, bias)], readers):
             continue
         for root in roots:
-            root.set_submodule(path, _linear(root.get_submodule(path), transposed))
+            module = root.get_submodule(path)
+            root.set_submodule(path, _layer(module, weight, bias, transposed))
         for product in products:
             calls[product.end] = product.replaced(graph, calls, record)
 
@@ -91,21 +133,23 @@ class _Product:
 
     Attributes:
         owner: the path of the module.
+        weight: the name of the matrix in it.
+        bias: the name of the bias in it; None: none is added.
         transposed: whether it holds the matrix as [in_features, out_features].
         x: the activations that are read.
         node: the product.
         end: the node of the result: the product, a sum with a bias, or a view that unflattens rows.
         readers: the nodes of which it consists that read the module's parameters.
-        biased: whether the bias is added.
     """
 
     owner: str
+    weight: str
+    bias: str | None
     transposed: bool
     x: Node
     node: Node
     end: Node
     readers: frozenset[Node]
-    biased: bool
 
     def replaced(
         self, graph: torch.fx.Graph, calls: Mapping[Node, Node], record: Callable[[Node], None]
@@ -137,18 +181,19 @@ def _product(node: Node) -> _Product | None:
     if turned is not None:
         readers.add(weight)
         weight = turned
-    owner = _owner(weight, "weight")
-    if owner is None or not _has_batch(x):
+    if weight.op != "get_attr" or not _has_batch(x):
         return None
+    owner, _, name = str(weight.target).rpartition(".")
     end = node
     if bias is None and (added := _bias_after(node, owner)) is not None:
         end, bias = added
         readers.add(end)
-    if bias is not None and _owner(bias, "bias") != owner:
+    of_bias = None if bias is None else _vector(bias, owner)
+    if bias is not None and of_bias is None:
         return None
     x, end = _on_flat_rows(x, end)
     transposed = as_linear == (turned is not None)
-    return _Product(owner, transposed, x, node, end, frozenset(readers), bias is not None)
+    return _Product(owner, name, of_bias, transposed, x, node, end, frozenset(readers))
 
 
 def _factors(node: Node) -> tuple[Node, Node, Node | None, bool] | None:
@@ -190,7 +235,7 @@ def _bias_after(node: Node, owner: str) -> tuple[Node, Node] | None:
     if reader.target not in (operator.add, torch.add, "add") or reader.kwargs:
         return None
     other = [one for one in reader.args if one is not node]
-    if len(other) != 1 or not isinstance(other[0], Node) or _owner(other[0], "bias") != owner:
+    if len(other) != 1 or not isinstance(other[0], Node) or _vector(other[0], owner) is None:
         return None
     return reader, other[0]
 
@@ -217,40 +262,49 @@ def _has_batch(node: Node) -> bool:
     return isinstance(value, Tensor) and node.meta["rows"] > 0 and value.ndim > 1
 
 
-def _owner(node: Node, name: str) -> str | None:
-    """The path of the module of which a node reads the parameter of this name."""
-    path, _, leaf = str(node.target).rpartition(".")
-    return path if node.op == "get_attr" and leaf == name else None
+def _vector(node: Node, owner: str) -> str | None:
+    """The name in the module at a path of the vector that a node reads; None: it reads none."""
+    path, _, name = str(node.target).rpartition(".")
+    is_own = node.op == "get_attr" and path == owner
+    return name if is_own and node.meta["values"][0].ndim == 1 else None
 
 
-def _is_alone(graph: torch.fx.Graph, path: str, readers: set[Node]) -> bool:
-    """Whether nothing else reads the parameters of the module at a path."""
-    held = [n for n in graph.nodes if n.op == "get_attr" and n.target in _own_names(path)]
+def _is_alone(graph: torch.fx.Graph, names: Sequence[str], readers: set[Node]) -> bool:
+    """Whether nothing else reads the parameters of these names."""
+    held = [node for node in graph.nodes if node.op == "get_attr" and node.target in names]
     return all(reader in readers for node in held for reader in node.users)
 
 
-def _own_names(path: str) -> Iterator[str]:
-    return (f"{path}.{name}" for name in _OWN)
+def _holds_nothing_else(module: nn.Module, weight: str, bias: str | None) -> bool:
+    """Whether a module has a matrix and a bias of these names, and no other tensor of its own."""
+    ndims = {name: tensor.ndim for name, tensor in module.named_parameters(recurse=False)}
+    expected = {weight: 2} if bias is None else {weight: 2, bias: 1}
+    return ndims == expected and not list(module.buffers(recurse=False))
 
 
-def _holds_one_matrix(module: nn.Module, biased: bool) -> bool:
-    """Whether a module holds a matrix, a bias if one is added, and nothing else."""
-    ndims = {name: tensor.ndim for name, tensor in module.named_parameters()}
-    expected = {"weight": 2, "bias": 1} if biased else {"weight": 2}
-    return ndims == expected and not list(module.buffers())
+def _layer(module: Any, weight: str, bias: str | None, transposed: bool) -> nn.Module:
+    """The linear layer with the parameters of these names, and the parts, of a module."""
+    if weight == "weight" and bias in ("bias", None):
+        return _with_parts(_linear(module.weight, bias and module.bias, transposed), module)
+    made = NamedLinear(weight, bias, transposed)
+    for name in (weight, bias):
+        if name is not None:
+            made.register_parameter(name, getattr(module, name))
+    return _with_parts(made, module)
 
 
-def _linear(module: Any, transposed: bool) -> nn.Module:
-    """The linear layer with the parameters and parts of a module."""
-    weight, bias = module.weight, getattr(module, "bias", None)
-    made: nn.Module
+def _linear(weight: Any, bias: Any, transposed: bool) -> nn.Linear | TransposedLinear:
     if transposed:
-        made = TransposedLinear(weight, bias)
-    else:
-        made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        made.register_parameter("weight", weight)
-        made.register_parameter("bias", bias)
-    for name, part in module.named_children():  # which are layers of their own
+        return TransposedLinear(weight, bias)
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    made.register_parameter("weight", weight)
+    made.register_parameter("bias", bias)
+    return made
+
+
+def _with_parts(made: Layer, module: nn.Module) -> Layer:
+    """A layer with the parts of a module, which are layers of their own, and its mode."""
+    for name, part in module.named_children():
         made.add_module(name, part)
     return made.train(module.training)
 

@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 
 from workbench.model.tracing.batch import BATCHES, called, has_tensors
 from workbench.model.tracing.rewrites.inplace import changes_in_place
-from workbench.model.tracing.rewrites.linears import TransposedLinear
+from workbench.model.tracing.rewrites.linears import NamedLinear, TransposedLinear
 from workbench.model.tracing.rewrites.turning import Recorder, Turning, drop_unread, give, is_turned
 
 _CLOSE = 1e-5
@@ -75,7 +75,7 @@ def _works_alike(node: Node, root: nn.Module, tried: dict[tuple[Any, str], bool]
     if type(module) in (nn.LayerNorm, nn.RMSNorm):
         shape = cast(nn.LayerNorm, module).normalized_shape
         return len(shape) <= node.meta["values"][0].ndim - 2
-    return type(module) in (nn.Linear, TransposedLinear, nn.Embedding)
+    return type(module) in (nn.Linear, TransposedLinear, NamedLinear, nn.Embedding)
 
 
 def _gives_the_same(node: Node, root: nn.Module) -> bool:

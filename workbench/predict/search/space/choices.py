@@ -8,7 +8,7 @@ its decider: the one reached by going on to the first reader until a layer has a
 layer can be placed by itself, and a search can go through the graph layer by layer.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
@@ -22,7 +22,7 @@ from workbench.plan.placement.mesh import group_sizes
 from workbench.plan.placement.placement import Replicate
 from workbench.plan.placement.rules import SPLITTABLE, after, joins, read_without_scheme
 from workbench.plan.placement.schemes import BUILT_IN, SCHEMES, schemes_of
-from workbench.plan.placement.tied import kept_whole
+from workbench.plan.placement.tied import kept_whole, tied_tables, together
 
 # A preferred layout: ("rows", 1, None), ("whole", k, None) or ("cut", k, shares); or a person's own
 # scheme in the place of "cut", whose layers read features that are cut as it says.
@@ -31,6 +31,8 @@ Preference = tuple[Hashable, int, tuple[float, ...] | None]
 # Layers that follow their input, and of which no later layer decides how: besides those that can be
 # split, they can be given a scheme of a person's own in a search.
 _FOLLOWING = ("op", "layer_norm")
+# Of a model with several tables that layers share, those beyond so many ways are whole.
+_MOST_WAYS = 64
 
 
 class LocalPlacement:
@@ -136,16 +138,17 @@ def options_of(
         PlanError: a pin that the layer cannot have, or an own scheme that states what cannot be.
     """
     found = {}
-    whole = kept_whole(graph) | graph.shares_weights
+    tables = {layer.name for users in tied_tables(graph) for layer in users}
+    whole = kept_whole(graph) | (graph.shares_weights - tables)
     for layer in graph.layers:
         pin = pins.get(layer.name)
         if layer.kind not in (*SPLITTABLE, *_FOLLOWING) or joins(layer):
             continue
-        together = layer.name in whole
-        more = [] if together else _own_choices(layer, sizes, shares, own)
+        kept = layer.name in whole
+        more = [] if kept or layer.name in tables else _own_choices(layer, sizes, shares, own)
         if layer.kind not in SPLITTABLE and not more and pin is None:
             continue
-        every = (LayerPlan(),) if together else (*_choices(layer, sizes, shares), *more)
+        every = (LayerPlan(),) if kept else (*_choices(layer, sizes, shares), *more)
         if isinstance(pin, LayerPlan):
             check(layer, pin, world_size)
             every = (pin,)
@@ -161,12 +164,54 @@ def options_of(
                     f"{', '.join(map(str, sizes))} ranks"
                     + (
                         ", and with weights that it shares, or that evaluation reads otherwise"
-                        if together
+                        if kept
                         else ""
                     )
                 )
         found[layer.name] = every
     return found
+
+
+def ways_to_share(
+    graph: Graph, world_size: int, options: Mapping[str, Sequence[LayerPlan]]
+) -> tuple[dict[str, LayerPlan], ...]:
+    """The choices that layers with one table can have together: they hold it alike.
+
+    Args:
+        graph: the model.
+        world_size: the number of ranks.
+        options: the choices of each layer that can be split.
+
+    Returns:
+        For each way a choice of each such layer; of a model without them, one way without choices.
+
+    Raises:
+        PlanError: these layers' choices do not go together.
+    """
+    ways: list[dict[str, LayerPlan]] = [{}]
+    for table, *others in tied_tables(graph):
+        able = [
+            {name: choice for name, choice in held.items() if choice in options[name]}
+            for choice in options[table.name]
+            for held in _held_alike(graph, table.name, choice, world_size)
+        ]
+        able = [one for one in able if len(one) == 1 + len(others)]
+        if not able:
+            raise PlanError(
+                f"pin: {table.name!r} and {others[0].name!r} have the same weights, and no choices "
+                "that are left to them hold these alike; pin one of them"
+            )
+        if len(ways) * len(able) > _MOST_WAYS:
+            able = able[:1]
+        ways = [way | one for way in ways for one in able]
+    return tuple(ways)
+
+
+def _held_alike(
+    graph: Graph, name: str, choice: LayerPlan, world_size: int
+) -> Iterator[dict[str, LayerPlan]]:
+    with suppress(PlanError):
+        yield together(graph, name, choice, {}, world_size)
 
 
 def _choices(

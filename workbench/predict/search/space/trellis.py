@@ -132,6 +132,28 @@ class Trellis:
         """The same paths at other costs, which must be equal for the same layers."""
         return replace(self, stages=self.at_costs(self.stages, costs))
 
+    def only(self, choices: Mapping[str, LayerPlan]) -> "Trellis":
+        """The paths on which layers have these choices.
+
+        Args:
+            choices: a choice of each of some layers, by name.
+        """
+        if not choices:
+            return self
+
+        def left(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+            found = list(stages)
+            for index, layer in enumerate(self.layers):
+                if layer.name in choices:
+                    place = self.options[layer.name].index(choices[layer.name])
+                    found[index] = stages[index].only(stages[index].choice == place)
+            return tuple(found)
+
+        def at_costs(_: Sequence[Stage], costs: Costs) -> tuple[Stage, ...]:
+            return left(self.at_costs(self.stages, costs))
+
+        return replace(self, stages=left(self.stages), at_costs=at_costs)
+
     def choices(self, path: Sequence[int]) -> dict[str, LayerPlan]:
         """The plan of a path, which is given as one edge for each stage."""
         found = {}
@@ -141,7 +163,7 @@ class Trellis:
         return found
 
     def path(self, choices: Mapping[str, LayerPlan]) -> list[int] | None:
-        """The path of a plan; None: it has a choice that was not considered."""
+        """The path of a plan; None: it has a choice that none of these paths has."""
         reached: dict[int, tuple[int, ...]] = {0: ()}
         for layer, stage in zip(self.layers, self.stages, strict=True):
             place = -1
@@ -158,7 +180,7 @@ class Trellis:
                     if stage.choice[edge] == place:
                         behind[int(stage.target[edge])] = (*path, edge)
             reached = behind
-        return list(reached[0])
+        return list(reached[0]) if reached else None
 
 
 def kept(choice: LayerPlan) -> LayerPlan:
