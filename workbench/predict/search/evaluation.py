@@ -7,6 +7,7 @@ counting.
 """
 
 import gc
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.prediction import Prediction, predict
+
+_GAIN = 0.002  # a plan that is faster by less is not much of a find
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Evaluator:
         self.leanest: EvaluatedPlan | None = None
         self._known: dict[Plan, EvaluatedPlan] = {}
         self.tight = False  # whether a plan that was faster than the best so far did not fit
+        self.gained = time.thread_time()  # when the best one last became much faster
+        self._before = float("inf")
 
     def __len__(self) -> int:
         return len(self._known)
@@ -78,6 +83,8 @@ class Evaluator:
             self.leanest = judged
         if judged.peak_bytes <= self.limit:
             self.best = judged
+            if self.seconds < (1 - _GAIN) * self._before:
+                self.gained, self._before = time.thread_time(), self.seconds
         else:
             self.tight = True
 

@@ -43,7 +43,8 @@ class Question:
         pinned: the choices that the user has fixed, by the layer's name, recomputation included.
         rounds: whether a sharded tail may run in rounds.
         recompute: whether layers may be recomputed in the backward pass.
-        seconds: the seconds after which a search among many plans returns what it has.
+        seconds: the seconds after which a search among many plans returns what it has; None: once
+            it finds no better ones.
     """
 
     experiment: Experiment
@@ -56,7 +57,7 @@ class Question:
     pinned: Mapping[str, Pin]
     rounds: bool
     recompute: bool
-    seconds: float
+    seconds: float | None
 
     @property
     def graph(self) -> Graph:
@@ -113,7 +114,7 @@ def question_of(
     shares: Sequence[Shares] | bool,
     rounds: bool,
     recompute: bool,
-    seconds: float,
+    seconds: float | None,
     schemes: Sequence[object] = (),
 ) -> Question:
     """Checks the arguments of `search`.
@@ -150,7 +151,7 @@ def question_of(
     if limit is None:
         limit = min(device.memory_bytes for device in machine.devices)
     weights = speeds / speeds.sum()
-    if not seconds > 0:
+    if seconds is not None and not seconds > 0:
         raise PlanError(f"time_limit must be a positive number of seconds, got {seconds!r}")
     ways = ways_to_share(plan.graph, world, options)
     return Question(

@@ -13,8 +13,8 @@ A table that embeds tokens and gives scores is held alike by both layers. So the
 for each way to hold it, the one with the least bound first, and what it found bounds the others.
 
 Small models are searched until the best plan is proven; for large ones the best plan so far is
-returned once it is near enough or the time is over, with the lower bound: the gap is certified,
-against predicted step time.
+returned once it is near enough, or no better one has been found for as long again, or the time is
+over, with the lower bound: the gap is certified, against predicted step time.
 
 Recomputing layers only costs time, and is done only where the limit requires it. Rounds save memory
 too, and overlap a gather with computation.
@@ -58,8 +58,9 @@ from workbench.program.rows import HostLayout, micro_batches
 # So many plans are searched completely, however long it takes.
 ENUMERABLE = 4096
 # Among more plans, the best one so far is returned within the first gap at once, and within the
-# second gap after so many seconds.
+# second gap, or without a better one, after so many seconds.
 _SURE, _NEAR, PATIENCE = 0.002, 0.01, 0.6
+_MOST_SECONDS = 10.0  # where nothing else was said
 _LEAST_SECONDS = 0.6  # to find what memory every plan needs
 _IN_ROUNDS: tuple[Rounds, ...] = ("B/K", "B")
 _FRONT = 6
@@ -311,14 +312,17 @@ class PlanSearch:
     @property
     def _until(self) -> float:
         """The end of the search, by `time.thread_time`."""
-        return self.worked + self.question.seconds
+        return self.worked + (self.question.seconds or _MOST_SECONDS)
 
     def _enough(self, bound: float) -> bool:
         """Whether the search may end, given that no plan can take less than `bound` seconds."""
         if self._enumerable or self.evaluator.best is None:
             return False
         now, gap = time.thread_time(), 1 - bound / self.evaluator.seconds
-        return gap <= _SURE or now > self._until or (gap <= _NEAR and now > self.worked + PATIENCE)
+        gained = self.evaluator.gained
+        in_vain = now - gained > max(PATIENCE, gained - self.worked)
+        near = gap <= _NEAR and now > self.worked + PATIENCE
+        return gap <= _SURE or near or now > self._until or (in_vain and not self.question.seconds)
 
     def _prove(self, mix: float) -> float:
         """Evaluates plans in the order of their bounds; returns the bound of the others."""
@@ -379,7 +383,7 @@ def search(
     shares: Sequence[Shares] | bool = True,
     rounds: bool = True,
     recompute: bool = True,
-    time_limit: float = 10.0,
+    time_limit: float | None = None,
     schemes: Sequence[object] = (),
 ) -> SearchResult:
     """Finds the plan with the least predicted step time under a memory limit of each rank.
@@ -404,7 +408,8 @@ def search(
         rounds: whether a sharded tail may run in rounds.
         recompute: whether layers may be recomputed in the backward pass.
         time_limit: the seconds of work after which a search returns what it has; among many plans
-            it ends before that once no plan can be faster by more than 1 %.
+            it ends before that once no plan can be faster by more than 1 %. None: 10 seconds, and
+            it ends, too, once it has found none that is faster by 0.2 % for as long again.
         schemes: schemes of your own to consider beside the built-in ones: objects or classes that
             extend `Scheme`, "module:attribute", or entry points of `workbench.schemes`. They are
             considered for convolutions, linear layers, attention and operations that follow their
