@@ -1,6 +1,7 @@
 """Search finds what trying every plan finds, and refuses what cannot be asked."""
 
 import pickle
+from importlib import import_module
 from itertools import combinations, product
 
 import pytest
@@ -152,6 +153,15 @@ def test_presets_are_never_faster():
     for plan in (Plan.data_parallel(graph, 4), Plan.hybrid(graph, 4, 2), Plan.hybrid(graph, 4)):
         assert result.step_time <= wb.predict(plan, some, result.prediction.experiment).step_time
     assert result.bound <= result.step_time
+
+
+def test_a_search_ends_once_it_finds_nothing_better_unless_it_has_a_time_limit(monkeypatch):
+    monkeypatch.setattr(import_module("workbench.predict.search.search"), "PATIENCE", 0)
+    graph, some = graphs.vgg(), machine(latency=1e-3, bandwidth=1e6)
+    short = searched(graph, some, 8, batch_size=64)
+    long = searched(graph, some, 8, batch_size=64, time_limit=0.5)
+    assert short.gap > long.gap > 0
+    assert short.judged < long.judged
 
 
 def test_a_search_without_time_gives_a_plan_and_its_bound():
