@@ -140,6 +140,20 @@ class Language(nn.Module):
         return self.scores(x + self.block(x))
 
 
+class Padded(nn.Module):
+    """Attention that leaves a token out, and drops weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 64)
+        self.attend = nn.MultiheadAttention(64, 4, dropout=0.2, batch_first=True)
+        self.scores = nn.Linear(64, 50)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding, x = x == 0, self.table(x)
+        return self.scores(x + self.attend(x, x, x, padding, need_weights=False)[0])
+
+
 NETS = {
     "convolutions": convolutions,
     "wide": wide,
@@ -149,16 +163,16 @@ NETS = {
     "partly": partly,
     "language": Language,
     "rotary": lambda: Llama(1, 256, 16, 50),
+    "padded": Padded,
     "narrow": narrow,
 }
 
 
 @cache
 def graph_of(name):
-    if name in ("language", "rotary"):
-        return trace(
-            NETS[name](), input_shape=(16,), vocabulary=dict(language=3000, rotary=50)[name]
-        )
+    if name in ("language", "rotary", "padded"):
+        vocabulary = dict(language=3000, rotary=50, padded=50)[name]
+        return trace(NETS[name](), input_shape=(16,), vocabulary=vocabulary)
     return trace(NETS[name](), input_shape=SHAPE)
 
 
@@ -227,6 +241,8 @@ CASES = [
     ("rotary", "data parallel", {}),
     ("rotary", "heads and scores", {}),
     ("rotary", "heads and scores", dict(precision="bf16")),
+    ("padded", "heads and scores", {}),
+    ("padded", "heads and scores", dict(precision="bf16")),
     ("convolutions", "recomputed", {}),
     ("convolutions", "data parallel", dict(shard_optimizer=True, optimizer=Adam())),
     ("convolutions", "in groups", FUSED | dict(shard_optimizer=(3, 0, 0, 1))),

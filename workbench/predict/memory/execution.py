@@ -11,7 +11,7 @@ from workbench.plan.placement.flow import heads_of
 from workbench.plan.placement.layout import Conversion, Layout
 from workbench.plan.placement.placement import Partial, Replicate
 from workbench.predict.memory.gradients import Gradients
-from workbench.predict.memory.kept import SavedTensors, Windows, saved_by
+from workbench.predict.memory.kept import SavedTensors, Windows, drops_weights, saved_by
 from workbench.predict.memory.timeline import MemoryTimeline
 from workbench.predict.memory.workspaces import (
     NO_WORKSPACE,
@@ -19,6 +19,7 @@ from workbench.predict.memory.workspaces import (
     Workspace,
     Workspaces,
     attention,
+    dropped_weights,
     mask,
 )
 from workbench.program.operations import HALF, Operation, Value, computes_in_half
@@ -233,8 +234,7 @@ class Execution:
         found: list[Counts] = []
         elements = self.rows.elements(operation.layout, operation.shape, operation.rows)
         heads = self._heads(layer)
-        words = keeps.words + keeps.of_heads * (1.0 if heads is None else heads)
-        each = words * operation.itemsize + keeps.bytes
+        each = keeps.beside(operation.itemsize, 1.0 if heads is None else heads)
         if each if isinstance(each, int | float) else each.any():
             found.append((elements * each).astype(np.int64))
         elif layer.kind == "stochastic_depth":
@@ -283,6 +283,10 @@ class Execution:
             if windows is not None:
                 return windows.workspace(size, 1.0 if heads is None else heads)
             return attention(size, heads)
+        if drops_weights(layer):
+            keys = self.program.plan.graph.shape_of(layer.inputs[1])[-2]
+            scores = elements * keys // layer.output_shape[-1]
+            return dropped_weights(scores, elements, operation.itemsize)
         if layer.saved is not None and (layer.saved.forward or layer.saved.backward):
             size, beside = self.size(operation.gives), (layer.saved.forward, layer.saved.backward)
             forward, backward = (np.rint(size * each).astype(np.int64) for each in beside)

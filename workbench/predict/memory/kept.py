@@ -36,6 +36,7 @@ Source: `torch.autograd`, on the operations of `torchvision.models.swin_transfor
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,7 @@ class SavedTensors:
         passes: whether the gradient of its input is that of its output, in the same memory.
         words: elements of the activation's type for each element of the output.
         of_heads: elements like `words`, of what is sharded with an attention layer's heads.
+        wide: elements like `words`, which stay in fp32 where that type is a half.
         bytes: bytes for each element of the output, whatever the activation's type.
         statistics: fp32 numbers for each channel.
         constant: elements of the activation's type, however many rows there are.
@@ -69,11 +71,23 @@ class SavedTensors:
     passes: bool = False
     words: float = 0.0
     of_heads: float = 0.0
+    wide: float = 0.0
     bytes: float = 0.0
     statistics: int = 0
     constant: int = 0
 
+    def beside(self, width: int, heads: Any = 1.0) -> Any:
+        """Bytes for each element of the output of what is neither input nor output.
 
+        Args:
+            width: the bytes of an element of the activation.
+            heads: the fraction of an attention layer's heads; or of each rank [ranks].
+        """
+        of_type = (self.words + self.of_heads * heads) * width
+        return of_type + self.wide * max(width, _FP32) + self.bytes
+
+
+_FP32 = 4  # bytes
 _PLACED_TOKEN = 9  # bytes: its place in the table, an int64, and whether it is elsewhere
 
 _NAMES = ("shiftedwindowattention", "shiftedwindowattentionv2")
@@ -195,16 +209,23 @@ def saved_by(plan: Plan, layer: Layer) -> SavedTensors:
                 words=windows.padded, of_heads=windows.of_heads, constant=windows.table
             )
         case "op" | "elementwise" if layer.saved is not None:
+            wide = drops_weights(layer)
             return SavedTensors(
                 input=bool(layer.saved.inputs),
                 output=layer.saved.output,
                 view=layer.saved.view,
                 passes=layer.saved.view or name in _SUMS,
-                words=layer.saved.words,
+                words=0.0 if wide else layer.saved.words,
+                wide=layer.saved.words if wide else 0.0,
                 bytes=layer.saved.bytes,
             )
         case _:
             return _BOTH
+
+
+def drops_weights(layer: Layer) -> bool:
+    """Whether it is torch's attention with dropout, which is computed step by step, in fp32."""
+    return bool(layer.draws) and _name(layer) == "scaled_dot_product_attention"
 
 
 def is_guessed(layer: Layer) -> bool:

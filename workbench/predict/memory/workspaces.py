@@ -234,6 +234,22 @@ def mask(elements: Counts) -> Workspace:
     return Workspace(forward=elements * _MASK_BYTES)
 
 
+def dropped_weights(scores: Counts, elements: Counts, width: int) -> Workspace:
+    """The workspace of attention that is computed step by step, to drop some of its weights.
+
+    While the mask is drawn, there are the weights, the same with those that are masked set to 0,
+    memory for the mask, and query and key, scaled; of halves query, key and value in fp32, too.
+
+    Args:
+        scores: the elements of all scores [ranks].
+        elements: the elements of the output [ranks].
+        width: the bytes of an element of the output.
+    """
+    there = (3 * scores + 2 * elements) * max(width, _FP32)
+    copies = 3 * elements * _FP32 if width < _FP32 else 0
+    return Workspace(forward=scores * _MASK_BYTES + there + copies)
+
+
 def attention(size: Counts, heads: npt.NDArray[np.float64] | None) -> Workspace:
     """The workspace of multi-head attention, which as a whole transposes its input and output.
 

@@ -144,8 +144,8 @@ class Footprints:
         """Bytes of masks, indices and other tensors that a layer makes to save."""
         keeps = self.kept[layer.name]
         heads = self._heads(layer, choice)
-        words = keeps.words + keeps.of_heads * (1.0 if heads is None else float(heads.mean()))
-        each = words * self.itemsizes[layer.name] + keeps.bytes
+        share = 1.0 if heads is None else float(heads.mean())
+        each = keeps.beside(self.itemsizes[layer.name], share)
         elements = self.rows.elements(given, layer.output_shape, layer.rows)
         return each * float(elements.mean()) if each else 0.0
 
