@@ -52,7 +52,7 @@ def is_window_attention(module: nn.Module) -> bool:
 
 
 def masked_self_attention(graph: torch.fx.Graph, root: nn.Module) -> frozenset[str]:
-    """The paths of attention that is called as self-attention with a mask, or whose weights count.
+    """The paths of attention of a sequence with itself that gets a mask, or gives its weights.
 
     Args:
         graph: the traced graph of a `ValueTracer`, with its values.
