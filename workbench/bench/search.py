@@ -1,13 +1,15 @@
 """The search for plans: its time, its proven gap, and the speed of its plans.
 
-First the search alone, for large models on machines from data sheets. Then on local engines: they
-are calibrated, a plan is searched, and it runs interleaved with others that are predicted to be
-good; each time is compared with its prediction. The user's stored measurements are not replaced.
+First the search alone, for large models on machines from data sheets, and for a stack of many equal
+blocks, which is traced before, on all of them. Then on local engines: they are calibrated, a plan
+is searched, and it runs interleaved with others that are predicted to be good; each time is
+compared with its prediction. The user's stored measurements are not replaced.
 """
 
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from scipy.stats import kendalltau
 from torch import nn
 
-from workbench.bench.nets import INPUT_SHAPE, SmallVGG
+from workbench.bench.nets import GPT, INPUT_SHAPE, SmallVGG
 from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.rivals.interleaved import Measured
@@ -40,6 +42,7 @@ MODELS = ("vgg16", "resnet152", "vit_l_16")
 IMAGE = (3, 224, 224)
 MACHINES = ("h100-nvlink", "cpu-10gbe")
 LIMITS: tuple[str | None, ...] = (None, "4GiB")
+BLOCKS, WIDTH, TOKENS, VOCABULARY = 48, 128, 32, 100  # of the stack
 MOMENTUM = SGD(lr=0.01, momentum=0.9)
 
 
@@ -55,15 +58,27 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     """Searches, then runs the plans; `quick` takes one large model, and a small one to run."""
     cases = _cases(quick)
     models = 1 if quick else 2
-    progress.begin(Part("searched", len(cases), 15), Part("ran", models, 180))
-    searched, ran = list[Mapping[str, Cell]](), list[Mapping[str, Cell]]()
-    ratios, taus = list[float](), list[float]()
+    presets = () if quick else Machine.presets()
+    progress.begin(
+        Part("searched", len(cases), 15),
+        *([Part("stack", len(presets), 4)] if presets else []),
+        Part("ran", models, 180),
+    )
+    searched, stack, ran = (list[Mapping[str, Cell]]() for _ in range(3))
+    ratios, taus, traced = list[float](), list[float](), list[float]()
     graphs: dict[str, Graph] = {}
     for name, machine, limit in progress.each("searched", cases):
         if name not in graphs:
             graphs[name] = trace(name, input_shape=IMAGE, num_classes=1000)
         searched.append(_row(graphs[name], machine, limit))
-        yield _report(searched, ran, ratios, taus)
+        yield _report(searched, stack, ran, ratios, taus, traced)
+    for machine in progress.each("stack", presets):
+        if not traced:
+            net, began = GPT(BLOCKS, WIDTH, TOKENS, VOCABULARY), time.perf_counter()
+            graphs["stack"] = trace(net, input_shape=(TOKENS,), vocabulary=VOCABULARY)
+            traced.append(time.perf_counter() - began)
+        stack.append(_row(graphs["stack"], machine, None))
+        yield _report(searched, stack, ran, ratios, taus, traced)
     if not progress.wants("ran"):
         return
     with _own_cache(), Cluster(ENGINES, timeout=300.0) as cluster:
@@ -72,14 +87,16 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
             ran += rows
             ratios.append(ratio)
             taus.append(_tau(rows))
-            yield _report(searched, ran, ratios, taus)
+            yield _report(searched, stack, ran, ratios, taus, traced)
 
 
 def _report(
     searched: Sequence[Mapping[str, Cell]],
+    stack: Sequence[Mapping[str, Cell]],
     ran: Sequence[Mapping[str, Cell]],
     ratios: Sequence[float],
     taus: Sequence[float],
+    traced: Sequence[float],
 ) -> Report:
     found = [row for row in searched if row["gap"] != "-"]
     free = [row for row in found if row["limit"] == "-"]
@@ -87,6 +104,9 @@ def _report(
         "search_seconds": [float(row["seconds"]) for row in free],
         "gap": [float(row["gap"]) for row in free],
         "gap_under_limit": [float(row["gap"]) for row in found if row["limit"] != "-"],
+        "stack_trace_seconds": traced,
+        "stack_search_seconds": [float(row["seconds"]) for row in stack],
+        "stack_gap": [float(row["gap"]) for row in stack],
         "chosen_vs_best": ratios,
         "kendall_tau": taus,
     }
@@ -94,11 +114,12 @@ def _report(
         f"seconds: median of {REPEATS} searches, each from nothing, at {RANKS} ranks of {ROWS} "
         "rows (under a limit: of one); gap: by how much, at most, a plan could be predicted to be "
         "faster; search_seconds and gap are of searches without a limit.",
+        f"stack: a language model of {BLOCKS} blocks, on all machines of `Machine.presets()`.",
         "chosen_vs_best: median seconds of the plan that was searched over those of the fastest "
         "plan that ran, for each model; 1: it is the fastest.",
     )
     figures = {name: Figure.of(values) for name, values in samples.items() if values}
-    return Report("search", (*searched, *ran), figures, notes, engines=ENGINES)
+    return Report("search", (*searched, *stack, *ran), figures, notes, engines=ENGINES)
 
 
 def _cases(quick: bool) -> list[tuple[str, str, str | None]]:

@@ -245,9 +245,9 @@ def dropped_weights(scores: Counts, elements: Counts, width: int) -> Workspace:
         elements: the elements of the output [ranks].
         width: the bytes of an element of the output.
     """
-    there = (3 * scores + 2 * elements) * max(width, _FP32)
-    copies = 3 * elements * _FP32 if width < _FP32 else 0
-    return Workspace(forward=scores * _MASK_BYTES + there + copies)
+    wide, copies = max(width, _FP32), 3 if width < _FP32 else 0
+    taken = scores * (_MASK_BYTES + 3 * wide) + elements * (2 * wide + copies * _FP32)
+    return Workspace(forward=taken)
 
 
 def attention(size: Counts, heads: npt.NDArray[np.float64] | None) -> Workspace:
