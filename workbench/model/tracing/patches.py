@@ -22,6 +22,7 @@ from torch.overrides import (
     _get_current_function_mode_stack,
     _pop_mode_temporarily,
 )
+from torch.utils import checkpoint
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -238,6 +239,25 @@ def transformers_as_trained() -> Iterator[None]:
         mha.set_fastpath_enabled(fast)
         for module, name, was in were:
             setattr(module, name, was)
+
+
+@contextmanager
+def checkpoints_left_out() -> Iterator[None]:
+    """Has what a checkpoint would recompute run as it is: a plan says what is recomputed.
+
+    Older torches save what it reads in an autograd function of their own.
+    """
+    name = "_checkpoint_without_reentrant_generator"  # torch's own, and not public
+    saving = getattr(checkpoint, name)
+
+    def nothing(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    setattr(checkpoint, name, nothing)
+    try:
+        yield
+    finally:
+        setattr(checkpoint, name, saving)
 
 
 @contextmanager

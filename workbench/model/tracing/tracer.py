@@ -47,6 +47,7 @@ from workbench.model.tracing.lost import line_of_model, refuse_backward_hooks
 from workbench.model.tracing.patches import (
     RecordedFactories,
     by_kernels,
+    checkpoints_left_out,
     limits_recorded,
     momentum_known,
     quiet,
@@ -175,6 +176,7 @@ class ValueTracer(torch.fx.Tracer):
             transformers_as_trained(),
             autocast_watched(self.without_autocast),
             by_kernels(),
+            checkpoints_left_out(),
             quiet(),
         ):
             graph = self.trace(root)
