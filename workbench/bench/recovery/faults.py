@@ -98,7 +98,11 @@ class Matrix:
         self._experiment, self._other = experiment, other
         self._chance = random.Random(0)
         self.cluster = Cluster(ENGINES, directory=folder, timeout=TIMEOUT_S)
-        self._straight = _losses(self.cluster.train(experiment), LIMIT_S)
+        try:
+            self._straight = _losses(self.cluster.train(experiment), LIMIT_S)
+        except BaseException:
+            self.cluster.stop()
+            raise
 
     def suffer(self, fault: Fault) -> dict[str, Cell]:
         """One fault, what came of it, and whether that is what is promised, as a row."""
