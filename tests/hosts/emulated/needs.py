@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -28,6 +29,6 @@ needs_hosts = pytest.mark.skipif(bool(why_not()), reason=why_not())
 def traces(pid: int) -> list[str]:
     """Namespaces, interfaces and control groups of the emulated hosts of a process."""
     namespaces = [path.name for path in Path("/run/netns").glob(f"wb{pid}-*")]
-    interfaces = [path.name for path in Path("/sys/class/net").glob(f"wb{pid}-*")]
+    interfaces = [name for _, name in socket.if_nameindex() if name.startswith(f"wb{pid}-")]
     groups = [path.name for path in Path("/sys/fs/cgroup").glob(f"**/workbench-wb{pid}-*")]
     return sorted([*namespaces, *interfaces, *groups])

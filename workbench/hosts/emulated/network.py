@@ -18,6 +18,7 @@ import math
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -165,7 +166,8 @@ def remove(tag: str) -> None:
         HostsError: something of the network cannot be removed.
     """
     # First, and at once: with its namespace it would go later, and keep its address until then.
-    if Path("/sys/class/net", tag).exists():
+    # What /sys shows may be of another network namespace than this process's.
+    if tag in (name for _, name in socket.if_nameindex()):
         call("ip", "link", "delete", tag)
     for name in names():
         if belongs(name, tag):
