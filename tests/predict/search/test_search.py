@@ -156,7 +156,7 @@ def test_presets_are_never_faster():
 
 
 def test_a_search_ends_once_it_finds_nothing_better_unless_it_has_a_time_limit(monkeypatch):
-    monkeypatch.setattr(import_module("workbench.predict.search.search"), "PATIENCE", 0)
+    monkeypatch.setattr(import_module("workbench.predict.search.search"), "_IN_VAIN", 0)
     graph, some = graphs.vgg(), machine(latency=1e-3, bandwidth=1e6)
     short = searched(graph, some, 8, batch_size=64)
     long = searched(graph, some, 8, batch_size=64, time_limit=0.5)

@@ -58,8 +58,8 @@ from workbench.program.rows import HostLayout, micro_batches
 # So many plans are searched completely, however long it takes.
 ENUMERABLE = 4096
 # Among more plans, the best one so far is returned within the first gap at once, and within the
-# second gap, or without a better one, after so many seconds.
-_SURE, _NEAR, PATIENCE = 0.002, 0.01, 0.6
+# second gap after so many seconds; or so many seconds after the last find.
+_SURE, _NEAR, PATIENCE, _IN_VAIN = 0.002, 0.01, 0.6, 0.4
 _MOST_SECONDS = 10.0  # where nothing else was said
 _LEAST_SECONDS = 0.6  # to find what memory every plan needs
 _IN_ROUNDS: tuple[Rounds, ...] = ("B/K", "B")
@@ -320,7 +320,7 @@ class PlanSearch:
             return False
         now, gap = time.thread_time(), 1 - bound / self.evaluator.seconds
         gained = self.evaluator.gained
-        in_vain = now - gained > max(PATIENCE, gained - self.worked)
+        in_vain = now - gained > max(_IN_VAIN, gained - self.worked)
         near = gap <= _NEAR and now > self.worked + PATIENCE
         return gap <= _SURE or near or now > self._until or (in_vain and not self.question.seconds)
 
