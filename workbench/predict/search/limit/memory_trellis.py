@@ -278,7 +278,10 @@ class MemoryTrellis:
         """The edges that plans in rounds can have: after a head of own rows, few are left."""
         here, found = np.ones((1, 1), dtype=bool), []
         known: dict[tuple[int, bytes], Stage] = {}
-        for edges, transitions in zip(every, self.automaton.transitions, strict=True):
+        after = [*(edges.states for edges in every[1:]), 1]
+        for edges, transitions, states in zip(
+            every, self.automaton.transitions, after, strict=True
+        ):
             open_ = here[edges.source][:, transitions.before]
             open_ &= ~_refused(edges, transitions.entry, self.group_size)
             mine: Flags = np.any(open_, axis=1)
@@ -286,7 +289,7 @@ class MemoryTrellis:
             if key not in known:
                 known[key] = edges.only(mine)
             found.append(known[key])
-            here = np.zeros((int(edges.target.max()) + 1, transitions.after_states), dtype=bool)
+            here = np.zeros((states, transitions.after_states), dtype=bool)
             which, move = np.nonzero(open_)
             here[edges.target[which], transitions.after[move]] = True
         return found

@@ -146,7 +146,8 @@ class Trellis:
             for index, layer in enumerate(self.layers):
                 if layer.name in choices:
                     place = self.options[layer.name].index(choices[layer.name])
-                    found[index] = stages[index].only(stages[index].choice == place)
+                    some = stages[index].only(stages[index].choice == place)
+                    found[index] = replace(some, place=np.arange(len(some.source)))
             return tuple(found)
 
         def at_costs(_: Sequence[Stage], costs: Costs) -> tuple[Stage, ...]:
