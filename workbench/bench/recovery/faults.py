@@ -217,7 +217,9 @@ class Matrix:
         (answer,) = answers
         self._attached(fault)
         if isinstance(answer, Exception):
-            return f"told: {answer}" if fault.how == "kill" else f"NO: {answer}"
+            # A call that lost a rank is not made again: whoever waits for it is told why.
+            lost = fault.how == "kill" or (fault.process, fault.how) == ("engine", "interrupt")
+            return f"told: {answer}" if lost else f"NO: {answer}"
         return "NO: not exact" if answer is False else "a result"
 
     def _come_to(self, run: Run, moment: Moment) -> None:
