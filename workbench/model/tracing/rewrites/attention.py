@@ -84,7 +84,7 @@ def written_out(
 
     Args:
         module: the attention.
-        query: what attends to itself, [B, tokens, features], or tokens first as the module says.
+        query: the sequences, [B, tokens, features], or tokens first where the module says so.
         key: the same.
         value: the same.
         key_padding_mask: the tokens to which none attends [B, tokens]; as the others, truths or

@@ -23,7 +23,7 @@ from workbench.model.tracing.batch import name_of
 _PRODUCTS = {torch.matmul, torch.mm, operator.matmul, "matmul", "mm"}
 _RESHAPES = {"view", "reshape", "flatten", "unflatten"}
 _TURNS = {"t", "T", "mT", "transpose", "swapaxes", "swapdims", "permute"}
-Layer = TypeVar("Layer", bound=nn.Module)
+Made = TypeVar("Made", bound=nn.Module)
 
 
 class TransposedLinear(nn.Module):
@@ -302,7 +302,7 @@ def _linear(weight: Any, bias: Any, transposed: bool) -> nn.Linear | TransposedL
     return made
 
 
-def _with_parts(made: Layer, module: nn.Module) -> Layer:
+def _with_parts(made: Made, module: nn.Module) -> Made:
     """A layer with the parts of a module, which are layers of their own, and its mode."""
     for name, part in module.named_children():
         made.add_module(name, part)
