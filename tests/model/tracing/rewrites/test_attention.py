@@ -168,6 +168,20 @@ def test_tokens_may_come_first(given):
     assert_close(run_traced(traced, values_of(module), x), module(x))
 
 
+def test_a_mask_may_have_the_type_of_what_has_its_tokens_first():
+    def forward(self, x):
+        x = x.transpose(0, 1)
+        mask = self.mask.to(dtype=x.dtype, device=x.device)
+        return self.attend(x, x, x, attn_mask=mask)[0].transpose(0, 1).mean(1)
+
+    module = calling(forward, attend=nn.MultiheadAttention(12, 3)).double()
+    module.register_buffer("mask", torch.eye(4).double())
+    graph = trace(module, input_shape=(4, 12))
+    assert (graph["attend"].output_units, graph["attend"].output_blocks) == (3, 3)
+    x = torch.randn(5, 4, 12, dtype=torch.float64)
+    assert_close(run_traced(skeleton(graph), values_of(module), x), module(x))
+
+
 def test_what_drops_weights_does_so_in_training_alone():
     graph = trace(calling(padded, attend=attention(dropout=0.5)), input_shape=(4, 12))
     draws = [

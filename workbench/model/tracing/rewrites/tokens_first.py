@@ -21,7 +21,14 @@ from torch.fx.node import map_arg
 from workbench.model.tracing.batch import BATCHES, called, has_tensors
 from workbench.model.tracing.rewrites.inplace import changes_in_place
 from workbench.model.tracing.rewrites.linears import NamedLinear, TransposedLinear
-from workbench.model.tracing.rewrites.turning import Recorder, Turning, drop_unread, give, is_turned
+from workbench.model.tracing.rewrites.turning import (
+    Recorder,
+    Turning,
+    drop_unread,
+    give,
+    is_turned,
+    read_types_before_swaps,
+)
 
 _CLOSE = 1e-5
 """The relative difference that is rounding: a kernel takes other elements together."""
@@ -51,6 +58,7 @@ def find_tokens_first(graph: torch.fx.Graph, roots: Sequence[nn.Module], record:
         elif node.op in ("call_module", "call_function", "call_method") and is_turned(node):
             if _works_alike(node, root, tried):
                 _replace(graph, node, record)
+    read_types_before_swaps(graph)
     drop_unread(graph)
 
 

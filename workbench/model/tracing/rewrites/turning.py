@@ -77,6 +77,19 @@ def is_turned(node: Node) -> bool:
     return [first for first, *_ in as_first] == [few, many] and as_first[0][1:] == as_first[1][1:]
 
 
+def read_types_before_swaps(graph: torch.fx.Graph) -> None:
+    """Makes what asks for the type or device of a swapped value ask for that of what was swapped.
+
+    So a mask that is made of that type has nothing to do with where the batch is.
+    """
+    for node in graph.nodes:
+        if node.target is getattr and node.args[1] in ("dtype", "device"):
+            source, name = node.args
+            while (before := _swapped(source)) is not None:
+                source = before
+            node.args = (source, name)
+
+
 def drop_unread(graph: torch.fx.Graph) -> None:
     """Erases swaps that nothing reads: their readers read what was swapped."""
     for node in reversed(graph.nodes):
