@@ -5,6 +5,10 @@ import { HEIGHT } from "./tree.js";
 
 const AROUND = 10;
 
+// The style's `max-height` and some more. A table whose list was short is as low until the browser
+// has laid out what it shows now: what fits into its height of before is not what will be in sight.
+const HEIGHT_AT_LEAST = 600;
+
 // head: the cells of the head row. makeRow(item) gives {tr, update(item)}; keys reuse rows.
 export function grid({ caption, columns, head, makeRow, onWindow }) {
   const above = element("tr", { class: "wb-spacer", "aria-hidden": "true" }, element("td", { colspan: columns }));
@@ -29,7 +33,7 @@ export function grid({ caption, columns, head, makeRow, onWindow }) {
   };
 
   const paint = () => {
-    const height = root.clientHeight || 600;
+    const height = Math.max(root.clientHeight, HEIGHT_AT_LEAST);
     const first = Math.max(0, place(root.scrollTop) - AROUND);
     const last = Math.min(items.length, place(root.scrollTop + height) + AROUND);
     const wanted = new Set();
