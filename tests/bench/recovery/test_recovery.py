@@ -47,6 +47,8 @@ def test_what_is_killed_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
         "engine SIGKILL",
         "engine SIGSTOP",
         "server SIGKILL",
+        "supervisor SIGKILL",
+        "controller SIGKILL",
     }
     stumbles = [row for row in found["rows"] if "hiccup" in row]
     assert [(row["goes on"], row["attempts lost"]) for row in stumbles] == [("yes", 0)] * 2

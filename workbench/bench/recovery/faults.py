@@ -30,6 +30,7 @@ from typing import Literal, get_args
 
 import psutil
 
+from workbench.bench.recovery.processes import LOOK_S, attached_again, controller_of
 from workbench.bench.report import Cell
 from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
@@ -53,7 +54,6 @@ HELD = {"server": SERVER, "supervisor": SUPERVISOR, "rendezvous": RENDEZVOUS}
 ENGINES = 3  # one more than a run has ranks
 STOPPED_S = 3.0
 LIMIT_S = 120.0
-LOOK_S = 0.002
 TIMEOUT_S = 60.0
 
 
@@ -250,12 +250,7 @@ class Matrix:
     def _attached(self, fault: Fault) -> None:
         """After the supervisor's end, attaches as another notebook would."""
         if fault.process == "supervisor" and fault.how == "kill":
-            deadline = time.monotonic() + LIMIT_S
-            while holder(self.cluster.folder / SUPERVISOR) is not None:
-                if time.monotonic() > deadline:
-                    raise TimeoutError("the supervisor does not end")
-                time.sleep(LOOK_S)
-            self.cluster = Cluster.attach(self.cluster.folder)
+            self.cluster = attached_again(self.cluster, LIMIT_S)
 
     def _found(self, run: Run) -> Run:
         """The run, of the cluster that there is now."""
@@ -277,7 +272,7 @@ class Matrix:
             found = holder(self.cluster.folder / HELD[process])
             return None if found is None else found.pid
         if process == "controller":
-            return self._controller()
+            return controller_of(self.cluster)
         store = self.cluster.link.store
         pids = [] if run is None or run.id is None else list(store.job(run.id).pids)
         if not pids:  # it has none yet, or it is a measurement, whose engines are busy
@@ -285,14 +280,6 @@ class Matrix:
             busy = [one.pid for one in engines if one.pid and one.state == "busy"]
             pids = busy or [one.pid for one in engines if one.pid and run is not None]
         return self._chance.choice(pids) if pids else None
-
-    def _controller(self) -> int | None:
-        keeper = holder(self.cluster.folder / SUPERVISOR)
-        with suppress(psutil.Error):
-            for child in [] if keeper is None else psutil.Process(keeper.pid).children():
-                if "ipyparallel.controller" in child.cmdline():
-                    return child.pid
-        return None
 
 
 @contextmanager

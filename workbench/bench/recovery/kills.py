@@ -6,11 +6,12 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
+from workbench.bench.recovery.processes import LOOK_S, attached_again, controller_of
 from workbench.bench.report import Cell
 from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
@@ -18,19 +19,21 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.server.attempt import attempt_folder
 from workbench.store.errors import ClusterError, RunError
-from workbench.store.process import SERVER, holder
+from workbench.store.process import SERVER, SUPERVISOR, holder
 from workbench.store.rank_files import WITHDRAWN, RankFiles
 from workbench.store.record import AttemptRecord, JobRecord
 from workbench.store.store import Store
 from workbench.store.telemetry import RowReader
 
-Kind = Literal["engine SIGKILL", "engine SIGSTOP", "server SIGKILL"]
+Kind = Literal[
+    "engine SIGKILL", "engine SIGSTOP", "server SIGKILL", "supervisor SIGKILL", "controller SIGKILL"
+]
 Phase = Literal["step", "checkpoint", "re-cut", "scheduling"]
 KINDS: tuple[Kind, ...] = ("engine SIGKILL", "engine SIGSTOP", "server SIGKILL")
+OF_ALL: tuple[Kind, ...] = ("supervisor SIGKILL", "controller SIGKILL")  # which hit every run
 PHASES: tuple[Phase, ...] = ("step", "checkpoint", "step", "re-cut", "scheduling")
-CLOSE = 1e-6
+CLOSE = 1e-9  # after a resharding, since another plan adds up in another order
 END_S = 180.0
-LOOK_S = 0.002
 SERVER_S = 5.0  # from one server's end until the next one is at work, at most
 _TIMES = (
     "server there",
@@ -59,17 +62,18 @@ class Kill:
     phase: Phase
 
     @classmethod
-    def of(cls, seed: int) -> "Kill":
+    def of(cls, seed: int, kinds: Sequence[Kind]) -> "Kill":
         """The kill of a seed; every kind comes in every phase."""
-        return cls(seed, KINDS[seed % len(KINDS)], PHASES[seed // len(KINDS) % len(PHASES)])
+        return cls(seed, kinds[seed % len(kinds)], PHASES[seed // len(kinds) % len(PHASES)])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Target:
     """An experiment that is run repeatedly on one cluster.
 
     Attributes:
-        cluster: the cluster whose engines it runs on.
+        cluster: the cluster whose engines it runs on; attached to anew once its supervisor was
+            killed.
         store: the store of the cluster's job server.
         experiment: the experiment that trains.
         other: the plan that it is resharded to.
@@ -96,9 +100,12 @@ class Target:
             straight: the final loss of a run without a kill.
         """
         run = self._begun()
-        assert run.id is not None
-        self._await(kill, run, run.id)
-        pid, at = self._do(kill, run.id)
+        assert (job := run.id) is not None
+        self._await(kill, run, job)
+        pid, at = self._do(kill, job)
+        if kill.kind == "supervisor SIGKILL":
+            self.cluster = attached_again(self.cluster, END_S)
+            run = self.cluster.jobs[job]
         ended, difference = True, math.nan
         try:
             difference = abs(loss_of(run.wait(END_S)) - straight)
@@ -107,9 +114,12 @@ class Target:
             run.stop()
         except (RunError, ClusterError):
             pass  # the record says how it ended
-        last = self.store.job(run.id)
-        again = last.attempt - 1 - sum(self.was_killed(attempt) for attempt in last.attempts)
-        survived = last.state == "finished" and difference <= CLOSE and not again
+        last = self.store.job(job)
+        lost = sum(self.was_killed(attempt) for attempt in last.attempts)
+        # With its supervisor or controller all engines of a cluster end, those of one attempt.
+        again = max(last.attempt - 1 - (1 if kill.kind in OF_ALL else lost), 0)
+        close = difference <= (CLOSE if kill.phase == "re-cut" else 0.0)
+        survived = last.state == "finished" and close and not again
         found: dict[str, Cell] = {
             "seed": kill.seed,
             "kind": kill.kind,
@@ -163,7 +173,12 @@ class Target:
         """Kills; (the process id, the time in seconds since the epoch)."""
         chance = random.Random(-kill.seed)
         while True:
-            if kill.kind == "server SIGKILL":
+            if kill.kind in OF_ALL:
+                if (found := self._of_all(kill.kind)) is None:
+                    time.sleep(LOOK_S)
+                    continue  # the one after the last kill is coming
+                pid, number = found, signal.SIGKILL
+            elif kill.kind == "server SIGKILL":
                 if (server := holder(self.cluster.folder / SERVER)) is None:
                     continue  # another kill was before this one; the next server is coming
                 pid, number = server.pid, signal.SIGKILL
@@ -182,6 +197,12 @@ class Target:
                     self.ended_servers.append(at)
                 return pid, at
             time.sleep(LOOK_S)
+
+    def _of_all(self, kind: Kind) -> int | None:
+        if kind == "controller SIGKILL":
+            return controller_of(self.cluster)
+        supervisor = holder(self.cluster.folder / SUPERVISOR)
+        return None if supervisor is None else supervisor.pid
 
     def _times(self, record: JobRecord, pid: int, at: float) -> dict[str, Cell]:
         """The times of a run that lost an attempt: until that was noticed, and until it went on."""

@@ -34,7 +34,7 @@ from torch import nn
 from workbench.bench.progress import Part, Progress
 from workbench.bench.recovery.faults import every, matrix
 from workbench.bench.recovery.hiccups import ward
-from workbench.bench.recovery.kills import CLOSE, KINDS, Kill, Target
+from workbench.bench.recovery.kills import CLOSE, KINDS, OF_ALL, Kill, Kind, Target
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
@@ -46,7 +46,8 @@ from workbench.store.store import Store
 
 ENGINES, RANKS = 4, 2
 AT_ONCE = 2  # small runs; others take their engines while those of the last ones are replaced
-KILLS, STEPS = 200, 160
+KILLS, STEPS = 400, 160
+KILLS_OF_ALL = 100  # of what all runs of a cluster need
 HICCUPS = 60
 BATCH = 10  # kills, after which there is a report
 LARGE, LARGE_STEPS = 2, 48  # for each plan of VGG-11
@@ -59,18 +60,19 @@ Row = Mapping[str, Cell]
 
 
 def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
-    """Kills 200 small runs and 4 of VGG-11; 60 hiccups, and the fault matrix.
+    """Kills 500 small runs and 4 of VGG-11; 60 hiccups, and the fault matrix.
 
-    `quick`: 3 small runs, 2 hiccups, 2 cells of the matrix.
+    `quick`: 5 small runs, 2 hiccups, 2 cells of the matrix.
     """
-    seeds = range(len(KINDS) if quick else KILLS)
-    batches = [seeds[first : first + BATCH] for first in seeds[::BATCH]]
+    batches = _batches(KINDS, len(KINDS) if quick else KILLS)
+    of_all = _batches(OF_ALL, len(OF_ALL) if quick else KILLS_OF_ALL)
     large = [] if quick else [Part("VGG-11", 2, 120), Part("checkpoints", 1, 180)]
     stumbles = Part("hiccups", 2 if quick else HICCUPS, 10)
     cells = every()[: 2 if quick else None]
     faults = Part("faults", len(cells), 7)
-    kills = Part("kills", len(batches), 10 * min(BATCH, len(seeds)))
-    progress.begin(kills, *large, stumbles, faults)
+    kills = Part("kills", len(batches), 4 * len(batches[0]))
+    roots = Part("cluster", len(of_all), 7 * len(of_all[0]))
+    progress.begin(kills, roots, *large, stumbles, faults)
     small: list[Row] = []
     rows: list[Row] = []
     costs: list[float] = []
@@ -80,6 +82,10 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     left: list[str] = []
     if progress.wants("kills"):
         for found in survivors(progress.each("kills", batches), 1 if quick else AT_ONCE):
+            small += found
+            yield _report(small, rows, costs)
+    if progress.wants("cluster"):
+        for found in survivors(progress.each("cluster", of_all), 1):
             small += found
             yield _report(small, rows, costs)
     if any(map(progress.wants, ("VGG-11", "checkpoints"))):
@@ -132,8 +138,9 @@ def _report(
         (*rows, *hiccups, *hit),
         figures | ({"checkpoint_cost": Figure.of(costs)} if costs else {}),
         (
-            f"survived: finished, with the final loss of a run that nothing was done to, to "
-            f"{CLOSE:g}, and no attempt but after one that lost an engine which was killed here.",
+            f"survived: finished, with the final loss of a run that nothing was done to, to the "
+            f"last bit ({CLOSE:g} after a re-cut), and no attempt but after one that lost an "
+            "engine which was killed here, or all of them with supervisor or controller.",
             "detected: until the job server gave the attempt up and interrupted the other ranks; "
             "ended: until it knew how all had ended; begun: until the next attempt had a rank; "
             "resumed: until that attempt's first step was done; of VGG-11 with a warm spare.",
@@ -151,18 +158,23 @@ def _report(
     )
 
 
-def survivors(batches: Iterable[Sequence[int]], at_once: int) -> Iterator[list[Row]]:
-    """The outcomes of one small run for each seed of a batch, so many at a time."""
+def _batches(kinds: Sequence[Kind], count: int) -> list[list[Kill]]:
+    kills = [Kill.of(seed, kinds) for seed in range(count)]
+    return [kills[first : first + BATCH] for first in range(0, count, BATCH)]
+
+
+def survivors(batches: Iterable[Sequence[Kill]], at_once: int) -> Iterator[list[Row]]:
+    """The outcomes of one small run for each kill of a batch, so many at a time."""
     engines = (2 * at_once - 1) * RANKS
     with _cluster(engines) as cluster, ThreadPoolExecutor(at_once) as side_by_side:
         small = _small(cluster)
         straight = small.straight()
 
-        def survive(seed: int) -> Row:
-            return _told(small.survive(Kill.of(seed), straight))
+        def survive(kill: Kill) -> Row:
+            return _told(small.survive(kill, straight))
 
-        for seeds in batches:
-            yield list(side_by_side.map(survive, seeds))
+        for kills in batches:
+            yield list(side_by_side.map(survive, kills))
 
 
 def follow(folder: str) -> None:
@@ -293,8 +305,3 @@ def _figures(rows: list[Row], timed: list[Row]) -> dict[str, Figure]:
 def _figure(name: str, column: str, rows: Iterable[Row]) -> dict[str, Figure]:
     values = [float(row[column]) for row in rows if row[column] != ""]
     return {name: Figure.of(values)} if values else {}
-
-
-if __name__ == "__main__":
-    for _ in survivors([range(int(sys.argv[1]), int(sys.argv[2]))], AT_ONCE):
-        pass  # each is printed
