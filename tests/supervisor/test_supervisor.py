@@ -1,6 +1,7 @@
 """A cluster outlives whoever started it; nothing outlives its supervisor."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -15,13 +16,14 @@ from pathlib import Path
 import ipyparallel
 import pytest
 import torch.distributed as dist
+import zmq
 
 from tests.engine.test_calls import EXPERIMENT
 from tests.supervisor import supervising
 from workbench.engine.calls import Assignment, assume_identity, introduce, run
 from workbench.hosts.processes import is_alive
 from workbench.server.engine_calls import Calls
-from workbench.store.cluster_spec import Site, key_of
+from workbench.store.cluster_spec import Site, connection_file, key_of
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
 from workbench.store.messages import Answer, pack, pack_keywords
 from workbench.store.process import RENDEZVOUS, ProcessIdentity, holder
@@ -176,6 +178,20 @@ def test_a_server_that_died_is_started_again(kept):
     supervising.until(lambda: kept.server() not in (None, server), kept.folder)
     assert f"(process {server}) was ended by SIGKILL" in kept.events("server_died")[-1]
     assert kept.pids() == before
+
+
+@pytest.mark.slow
+def test_the_controller_answers_nobody_who_does_not_know_its_public_key(kept, tmp_path):
+    path = connection_file(kept.folder, "client")
+    assert path.stat().st_mode & 0o777 == 0o600
+    told = json.loads(path.read_text())
+    for key in (zmq.curve_keypair()[0].decode(), None):  # another, and none: as it was before Curve
+        other = tmp_path / "client.json"
+        other.write_text(json.dumps({**told, "curve_serverkey": key}))
+        with pytest.raises(ipyparallel.TimeoutError):
+            ipyparallel.Client(str(other), timeout=0.5)
+    with ipyparallel.Client(str(path), timeout=LONG_S) as client:
+        assert client.ids
 
 
 @pytest.mark.slow

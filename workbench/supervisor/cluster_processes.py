@@ -9,6 +9,7 @@ Beside ipyparallel's own (9.2), fewer processes start, and engines are ready soo
     engines have no nanny: on this host we signal and watch them ourselves.
 """
 
+import hmac
 import itertools
 import json
 import logging
@@ -25,12 +26,14 @@ from typing import Any
 
 import ipyparallel
 import psutil
+import zmq
 from ipyparallel.cluster.launcher import (
     LocalControllerLauncher,
     LocalEngineLauncher,
     LocalEngineSetLauncher,
 )
 from traitlets import Instance, List, Unicode
+from zmq.utils import z85
 
 from workbench.hosts.processes import MARK, ending
 from workbench.plan.extension.sealed import KEY_FILE
@@ -41,6 +44,7 @@ from workbench.store.cluster_spec import (
     Site,
     connection_file,
     identity,
+    key_of,
 )
 from workbench.store.process import CARRIED, ENDINGS
 from workbench.supervisor.log import LOG
@@ -86,6 +90,21 @@ def guarded(scratch: Path) -> dict[str, str]:
     }
 
 
+def curve_environment(folder: Path) -> dict[str, str]:
+    """What has a controller encrypt all that it sends and takes, and refuse whom it cannot know.
+
+    Its keys are the same as long as the cluster's folder is, so that engines and clients know the
+    one that takes another's place. Its public key tells who may talk to it: it stands in connection
+    files alone, which only their owner reads, and never goes over a connection (CurveZMQ, RFC 26).
+    """
+    secret = z85.encode(hmac.digest(key_of(folder), b"curve", "sha256"))
+    return {
+        "IPP_ENABLE_CURVE": "1",
+        "IPP_CURVE_SECRETKEY": secret.decode(),
+        "IPP_CURVE_PUBLICKEY": zmq.curve_public(secret).decode(),
+    }
+
+
 def engine_environment(
     index: int, device: EngineDevice, site: Site, scratch: Path, connection: Path
 ) -> Mapping[str, str]:
@@ -121,7 +140,8 @@ class GuardedController(LocalControllerLauncher):  # type: ignore[misc]
 
     def get_env(self) -> dict[str, str]:
         """What is added to the environment."""
-        return {**super().get_env(), **guarded(Path(self.profile_dir).parent)}
+        folder = Path(self.profile_dir).parent
+        return {**super().get_env(), **guarded(folder), **curve_environment(folder)}
 
 
 class GuardedEngine(LocalEngineLauncher):  # type: ignore[misc]

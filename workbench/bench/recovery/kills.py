@@ -100,7 +100,8 @@ class Target:
             straight: the final loss of a run without a kill.
         """
         run = self._begun()
-        assert (job := run.id) is not None
+        job = run.id
+        assert job is not None
         self._await(kill, run, job)
         pid, at = self._do(kill, job)
         if kill.kind == "supervisor SIGKILL":
