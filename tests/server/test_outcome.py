@@ -48,6 +48,7 @@ def verdict(*ends: End, requested: str = "", job: JobRecord = JOB, step: int = 8
         ([INTERRUPTED, DIED], "stop", "stopped"),
         ([INTERRUPTED, DIED], "pause", "paused"),
         ([raised("ValueError"), INTERRUPTED], "stop", "failed"),
+        ([NEVER, NEVER], "", "starting"),
         ([NEVER, NEVER], "stop", "stopped"),
         ([INTERRUPTED, NEVER], "preempt", "queued"),
         ([STUCK, replace(INTERRUPTED, rank=1)], "stop", "stopped"),

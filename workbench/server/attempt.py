@@ -198,7 +198,7 @@ class Attempt:
         self.is_withdrawn = (folder / WITHDRAWN).exists()
         self._changed_at, self._polled_at, self._num_died = 0, 0.0, -1
         self._failed_at: float | None = None
-        self._was_refused = False
+        self._was_refused = self._is_unexplained = False
         self._interrupts, self._stop_sent_at, self._sent_at = 0, -REPEAT_STOP_S, -DELIVER_AGAIN_S
 
     def deliver(self, call: Callable[[Rank], None], now: float) -> None:
@@ -247,6 +247,7 @@ class Attempt:
         for rank in gone:
             if not rank.has_ended and (words := how(rank.process)) is not None:
                 rank.note_death(words)
+        self._is_unexplained = any(not rank.has_ended for rank in gone)
         if gone and self._failed_at is None and any(not rank.answer for rank in gone):
             self._failed_at = now
         return True
@@ -311,8 +312,8 @@ class Attempt:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more comes of any rank."""
-        return all(
+        """Whether nothing more comes of any rank, and of those that died it is known how."""
+        return not self._is_unexplained and all(
             rank.has_ended or (self.is_withdrawn and not rank.has_begun) for rank in self.ranks
         )
 

@@ -229,14 +229,15 @@ def _is_lost(ends: Sequence[End]) -> bool:
     """Whether ranks were lost, and none raised for a reason of its own before.
 
     So is one that was interrupted, where nothing was requested and no other had failed: somebody
-    outside did that.
+    outside did that. And so are those that never began, where no other has failed.
     """
     if any(end.death and not end.is_killed for end in ends):
         return True
     answers = [end.answer for end in ends if end.answer]
     kinds = {answer.error[0] for answer in answers if answer.kind == "raised"}
     interrupted = any(answer.kind == "interrupted" for answer in answers)
-    return kinds <= _LOST and bool(kinds or interrupted or any(end.death for end in ends))
+    have_not_begun = len(answers) < len(ends)
+    return kinds <= _LOST and bool(kinds or interrupted or have_not_begun)
 
 
 def _record(failure: RunError | None) -> ErrorRecord:
