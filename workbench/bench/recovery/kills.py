@@ -130,6 +130,7 @@ class Target:
             "more than once": again,
             "loss differs by": "" if math.isnan(difference) else difference,
             "survived": int(survived),
+            "why not": "" if survived else _reasons(last),
             **self._times(last, pid, at),
         }
         shutil.rmtree(run.directory, ignore_errors=True)
@@ -228,6 +229,12 @@ class Target:
 def loss_of(run: Run) -> float:
     """The loss of the last step."""
     return float(run.metrics["loss"].iloc[-1])
+
+
+def _reasons(record: JobRecord) -> str:
+    """How a job, and its attempts, ended."""
+    every = (record.reason, *(attempt.reason for attempt in record.attempts))
+    return " | ".join(reason.replace("\n", " ")[:200] for reason in every if reason)
 
 
 def _lost_with(attempt: AttemptRecord, pid: int) -> bool:
