@@ -1,9 +1,10 @@
-"""Hiccups: ranks, and links between hosts, stand still for 2 to 10 s while a run goes on.
+"""Hiccups: ranks, links between hosts and disks stand still for 2 to 10 s while a run goes on.
 
 None of them is a fault, and none may be taken for one. Ranks are on emulated hosts, one each,
 brought by SSH as to real ones: whoever cuts a host's link cuts what ranks send each other, and what
-their host says of them. Where emulated hosts cannot be made, ranks are on this host, and only they
-stand still. Ranks are stopped by a signal that the cluster knows nothing of.
+their host says of them. Where emulated hosts cannot be made, ranks are on this host, and links do
+not stand still; disks do where one can be mounted: the one of runs, checkpoints and the cluster's
+store. Ranks are stopped by a signal that the cluster knows nothing of.
 """
 
 import random
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from workbench.bench.recovery.disk import Disk, disk
 from workbench.bench.report import Cell
 from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
@@ -37,6 +39,7 @@ class Ward:
     Args:
         cluster: the cluster that it runs on.
         hosts: the emulated hosts of its ranks; None: ranks are on this host.
+        runs: the disk of the run and of the cluster; None: it has none of its own.
         experiment: the experiment that trains; its length is set here.
         seed: the seed of what stands still, and for how long.
 
@@ -45,18 +48,25 @@ class Ward:
     """
 
     def __init__(
-        self, cluster: Cluster, hosts: Hosts | None, experiment: Experiment, seed: int = 0
+        self,
+        cluster: Cluster,
+        hosts: Hosts | None,
+        runs: Disk | None,
+        experiment: Experiment,
+        seed: int = 0,
     ) -> None:
-        self._cluster, self._hosts, self._rng = cluster, hosts, random.Random(seed)
+        self._cluster, self._hosts, self._disk = cluster, hosts, runs
+        self._rng = random.Random(seed)
         self._experiment = experiment
         self.run = cluster.train(experiment.replace(steps=STEPS))
         self._comes_to(1)
 
     def stumble(self) -> dict[str, Cell]:
         """One hiccup, and how the run went on, as a row."""
-        what = self._rng.choice(("rank",) if self._hosts is None else ("rank", "link"))
+        may = {"rank": True, "link": self._hosts is not None, "disk": self._disk is not None}
+        what = self._rng.choice([each for each, can in may.items() if can])
         which, seconds = self._rng.randrange(RANKS), self._rng.uniform(LEAST_S, MOST_S)
-        pause, go_on = self._rank(which) if what == "rank" else self._link(which)
+        pause, go_on = {"rank": self._rank, "link": self._link, "disk": self._of_disk}[what](which)
         pause()
         try:
             time.sleep(seconds)
@@ -99,6 +109,10 @@ class Ward:
         assert hosts is not None
         return lambda: hosts.disconnect(which), lambda: hosts.reconnect(which)
 
+    def _of_disk(self, _which: int) -> tuple[Callable[[], object], Callable[[], object]]:
+        assert self._disk is not None
+        return self._disk.freeze, self._disk.thaw
+
     def _step(self) -> int:
         newest = self.run.rows.newest(RANKS)
         return min((int(row["step"]) for row in newest), default=-1)
@@ -118,15 +132,17 @@ def ward(experiment: Experiment) -> Iterator[Ward]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         hosts, profile = None, None
+        runs = stack.enter_context(disk(folder))  # before hosts, so that they see it
         if shutil.which("sshd", path="/usr/sbin:/usr/bin"):
             with suppress(HostsError):
                 hosts = stack.enter_context(Hosts(RANKS))
         if hosts is not None:
             profile = str(hosts.ssh(folder / "profile"))
+        directory = (folder if runs is None else runs.root) / "runs"
         cluster = stack.enter_context(
-            Cluster(RANKS, profile=profile, directory=folder / "runs", timeout=TIMEOUT_S)
+            Cluster(RANKS, profile=profile, directory=directory, timeout=TIMEOUT_S)
         )
-        yield Ward(cluster, hosts, experiment)
+        yield Ward(cluster, hosts, runs, experiment)
 
 
 def _losses(run: Run) -> list[float]:

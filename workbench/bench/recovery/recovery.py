@@ -148,8 +148,8 @@ def _report(
             "steps_lost: checkpoints are written every 10 steps, beside the steps that follow.",
             f"checkpoint_cost: what one every {BLOCK} steps of VGG-11, data parallel,"
             " adds to their time, as a part of it; steps with and without in turns, in one run.",
-            "hiccups: a rank, or a host's link, stands still for 2 to 10 s; lost are attempts that "
-            "were given up, and the loss is compared in every step with an undisturbed run's.",
+            "hiccups: a rank, a link or a disk stands still for 2 to 10 s; lost are attempts "
+            "that were given up, and the loss is compared in every step with an undisturbed run's.",
             "faults: each process killed, stopped for 3 s or interrupted, at each moment; kept is "
             "the promise: losses equal to the last bit, or an error that says what happened.",
             *(f"left behind: {what}" for what in left or ()),
