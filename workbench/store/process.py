@@ -30,8 +30,9 @@ UNREACHED, LOST = 201, 202
 ENDINGS = {
     UNREACHED: "could not be started: nothing answers on its host",
     LOST: "was lost: its host does not answer any more",
+    os.EX_IOERR: "ended, as it could not write: is the disk of the run's folder full?",
 }
-"""What a relay's exit status means where it is none of the engine's."""
+"""What an exit status means: a relay's, where it is none of the engine's, and an engine's own."""
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-MIB = 400  # sparse: what is not written takes no room
+MIB = 4096  # sparse: what is not written takes no room
 FREEZE, THAW = 0xC0045877, 0xC0045878  # FIFREEZE and FITHAW of linux/fs.h
 GET_FLAGS, SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS
 IMMUTABLE = 0x10  # FS_IMMUTABLE_FL
@@ -75,6 +76,11 @@ def set_unwritable(folder: Path, *, unwritable: bool) -> None:
         os.close(there)
 
 
+def can_mount() -> bool:
+    """Whether this process may mount a disk, and there is what makes one."""
+    return os.geteuid() == 0 and shutil.which("mkfs.ext4", path=_path()) is not None
+
+
 @contextmanager
 def disk(folder: Path) -> Iterator[Disk | None]:
     """A disk that is mounted in a folder; None where this process may not mount one."""
@@ -97,5 +103,9 @@ def disk(folder: Path) -> Iterator[Disk | None]:
 
 
 def _run(*command: str) -> None:
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    subprocess.run(command, check=True, env={**os.environ, "PATH": path}, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "PATH": _path()}
+    subprocess.run(command, check=True, env=environment, stderr=subprocess.DEVNULL)
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

@@ -1,28 +1,36 @@
-"""The fault matrix: every process of a cluster killed, stopped or interrupted, at many moments.
+"""The fault matrix: every process of a cluster, and what it stands on, struck at many moments.
 
-    process     engine (of a rank), job server, store where ranks meet, controller, supervisor,
-                notebook
-    fault       kill (SIGKILL), stop (SIGSTOP, and SIGCONT after 3 s), interrupt (SIGINT)
-    moment      start of a job, step, checkpoint, re-cut, stop, sweep, attach, calibrate, verify;
-                of notebooks the first three
+    engine (of a rank), job server, store where    killed (SIGKILL), stopped (SIGSTOP, and SIGCONT
+    ranks meet, controller, supervisor,            after 3 s), interrupted (SIGINT)
+    notebook; of other hosts agent and relay
+    engine                                         out of memory
+    disk of runs and store                         full, frozen or unwritable for 3 s; a checkpoint
+                                                   damaged, and a rank killed
+    clock                                          jumps by an hour, forward or back
+    link of a host                                 down for 2 s and for 60 s
+    host                                           gone, without a word
+
+    moments     start of a job, step, checkpoint, re-cut, stop, sweep, attach, calibrate, verify
 
 What is promised: a run ends with the losses of an undisturbed one, to the last bit (to 1e-9 after a
 re-cut), in whatever attempt; after its supervisor was killed, once somebody attaches. It stops
-where the notebook that waits for it is interrupted. A calibration or a verification gives its
-result, or where a process was killed an error of the workbench. After each a short run ends as
-ever. Nothing takes longer than `LIMIT_S`; and once the cluster has ended there is no process and no
-part of a file left.
+where the notebook that waits for it is interrupted. One that cannot write may end with an error
+that says so, and goes on from its checkpoint. A calibration or a verification gives its result, or
+where a process was lost an error of the workbench. After each a short run ends as ever. Nothing
+takes longer than `LIMIT_S`; and once the cluster has ended there is no process and no part of a
+file left.
 """
 
 import math
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +38,8 @@ from typing import Literal, get_args
 
 import psutil
 
+from workbench.bench.recovery.around import HOUR_S, Around, around, can_starve
+from workbench.bench.recovery.disk import can_mount
 from workbench.bench.recovery.processes import LOOK_S, attached_again, controller_of
 from workbench.bench.report import Cell
 from workbench.client.cluster import Cluster
@@ -38,20 +48,60 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.store.errors import ClusterError, RunError
 from workbench.store.process import RENDEZVOUS, SERVER, SUPERVISOR, ProcessIdentity, holder
+from workbench.train.checkpoint.checkpoint import latest
 
-Process = Literal["engine", "server", "rendezvous", "controller", "supervisor", "notebook"]
-How = Literal["kill", "stop", "interrupt"]
+Process = Literal[
+    "engine", "server", "rendezvous", "controller", "supervisor", "notebook", "agent", "relay"
+]
+Place = Literal["disk", "clock", "link", "host"]
+Signal = Literal["kill", "stop", "interrupt"]
+How = Literal[
+    Signal,
+    "out of memory",
+    "full",
+    "frozen",
+    "unwritable",
+    "damaged",
+    "forward",
+    "back",
+    "down for 2 s",
+    "down for 60 s",
+    "gone",
+]
 Moment = Literal[
     "start", "step", "checkpoint", "re-cut", "stop", "sweep", "attach", "calibrate", "verify"
 ]
 OF_NOTEBOOKS: tuple[Moment, ...] = ("start", "step", "checkpoint")
+OF_RUNS: tuple[Moment, ...] = ("start", "step", "checkpoint", "re-cut", "stop", "sweep")
+OF_ALL: tuple[Moment, ...] = (*OF_RUNS, "calibrate", "verify")
+ON_THIS_HOST: dict[tuple[Process | Place, tuple[How, ...]], tuple[Moment, ...]] = {
+    **{
+        (process, get_args(Signal)): get_args(Moment)
+        for process in ("engine", "server", "rendezvous", "controller", "supervisor")
+    },
+    ("notebook", get_args(Signal)): OF_NOTEBOOKS,
+    ("engine", ("out of memory",)): OF_RUNS,
+    ("disk", ("full", "frozen")): OF_ALL,
+    ("disk", ("unwritable",)): OF_RUNS,
+    ("disk", ("damaged",)): ("step", "checkpoint"),
+    ("clock", ("forward", "back")): OF_ALL,
+}
+ON_HOSTS: dict[tuple[Process | Place, tuple[How, ...]], tuple[Moment, ...]] = {
+    ("agent", get_args(Signal)): OF_ALL,
+    ("relay", get_args(Signal)): OF_ALL,
+    ("link", ("down for 2 s",)): OF_ALL,
+    ("link", ("down for 60 s",)): ("start", "step", "checkpoint", "re-cut"),
+    ("host", ("gone",)): OF_RUNS,
+}
+# What a run's error says that could not write.
+SAID = {"full": ("No space left",), "unwritable": ("Operation not permitted", "Permission denied")}
 SIGNALS: dict[How, signal.Signals] = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
     "interrupt": signal.SIGINT,
 }
 HELD = {"server": SERVER, "supervisor": SUPERVISOR, "rendezvous": RENDEZVOUS}
-ENGINES = 3  # one more than a run has ranks
+ENGINES, RANKS = 3, 2
 STOPPED_S = 3.0
 LIMIT_S = 120.0
 TIMEOUT_S = 60.0
@@ -62,26 +112,34 @@ class Fault:
     """One cell of the matrix.
 
     Attributes:
-        process: the process that it hits.
+        process: the process that it hits, or what it stands on.
         how: the fault.
         moment: the moment of the cluster's work.
     """
 
-    process: Process
+    process: Process | Place
     how: How
     moment: Moment
+
+    @property
+    def costs_a_host(self) -> bool:
+        """Whether the cluster has fewer hosts after it."""
+        return self.process in ("host", "agent") or self.how == "down for 60 s"
 
     def __str__(self) -> str:
         return f"{self.process}, {self.how}, {self.moment}"
 
 
-def every() -> list[Fault]:
-    """All cells."""
+def every(
+    table: Mapping[tuple[Process | Place, tuple[How, ...]], tuple[Moment, ...]],
+) -> list[Fault]:
+    """All cells of a table that this process may try."""
     return [
         Fault(process, how, moment)
-        for process in get_args(Process)
-        for how in get_args(How)
-        for moment in (OF_NOTEBOOKS if process == "notebook" else get_args(Moment))
+        for (process, hows), moments in table.items()
+        for how in hows
+        for moment in moments
+        if (process != "disk" or can_mount()) and (how != "out of memory" or can_starve())
     ]
 
 
@@ -89,15 +147,15 @@ class Matrix:
     """A cluster to which faults happen, one after the other.
 
     Args:
-        folder: the folder for its runs.
+        place: what it stands on.
         experiment: the experiment that is trained, for two ranks.
         other: the plan that runs are resharded to.
     """
 
-    def __init__(self, folder: Path, experiment: Experiment, other: Plan) -> None:
-        self._experiment, self._other = experiment, other
+    def __init__(self, place: Around, experiment: Experiment, other: Plan) -> None:
+        self._place, self._experiment, self._other = place, experiment, other
         self._chance = random.Random(0)
-        self.cluster = Cluster(ENGINES, directory=folder, timeout=TIMEOUT_S)
+        self.cluster = self._start()
         try:
             self._straight = _losses(self.cluster.train(experiment), LIMIT_S)
         except BaseException:
@@ -117,6 +175,11 @@ class Matrix:
         except Exception as error:
             came = f"NO: {type(error).__name__}: {error}"
             self._anew()
+        else:
+            if fault.costs_a_host:
+                self._anew()
+        for folder in self._place.directory.glob("2*"):  # by their dates: a disk is soon full
+            shutil.rmtree(folder, ignore_errors=True)
         return {
             "process": fault.process,
             "fault": fault.how,
@@ -135,11 +198,17 @@ class Matrix:
             case _:
                 return self._of_run(fault)
 
+    def _start(self) -> Cluster:
+        place = self._place
+        return Cluster(ENGINES, directory=place.directory, profile=place.profile, timeout=TIMEOUT_S)
+
     def _anew(self) -> None:
         """Another cluster, for what comes after one that is broken."""
         with suppress(ClusterError):
             self.cluster.stop()
-        self.cluster = Cluster(ENGINES, directory=self.cluster.directory, timeout=TIMEOUT_S)
+        if self._place.hosts is not None:
+            self._place.renew_hosts()
+        self.cluster = self._start()
 
     def _of_run(self, fault: Fault) -> str:
         """A run, at a moment between its start and its end."""
@@ -158,7 +227,35 @@ class Matrix:
         # Another plan adds up in another order.
         tolerance = 1e-9 if fault.moment == "re-cut" else 0.0
         found = [self._found(run) for run in runs]
-        return "; ".join(self._ended(*each, tolerance) for each in zip(found, losses, strict=True))
+        return "; ".join(
+            self._ended_or_told(fault, *each, tolerance) for each in zip(found, losses, strict=True)
+        )
+
+    def _ended_or_told(
+        self, fault: Fault, run: Run, straight: list[float], tolerance: float
+    ) -> str:
+        """How a run has ended; one that could not write goes on once it can."""
+        try:
+            return self._ended(run, straight, tolerance)
+        except RunError as error:
+            return self._told(fault, run, error, straight, tolerance)
+
+    def _told(
+        self, fault: Fault, run: Run, error: RunError, straight: list[float], tolerance: float
+    ) -> str:
+        """How a run goes on that could not write and said so.
+
+        Raises:
+            RunError: it ended for another reason.
+        """
+        if not any(words in str(error) for words in SAID.get(fault.how, ())):
+            raise error
+        told = str(error).splitlines()[0]
+        if latest(run.directory) is None:
+            return f"told: {told}"
+        rest = self.cluster.train(run.experiment, resume=run)
+        done = len(_losses(rest, LIMIT_S))
+        return f"told, and {self._ended(rest, straight[-done:], tolerance)}: {told}"
 
     def _of_stop(self, fault: Fault) -> str:
         """A run that is asked to stop, and gone on from."""
@@ -167,7 +264,11 @@ class Matrix:
         run.stop()
         self._hit(fault, run)
         run = self._found(run)
-        if run.wait(LIMIT_S).state == "finished":  # it was, before anybody could tell it
+        try:
+            run.wait(LIMIT_S)
+        except RunError as error:
+            return self._told(fault, run, error, self._straight, 0.0)
+        if run.state == "finished":  # it was, before anybody could tell it
             return self._ended(run, self._straight, 0.0)
         rest = self.cluster.train(self._experiment, resume=run)
         first, then = _losses(run, LIMIT_S), _losses(rest, LIMIT_S)
@@ -204,7 +305,7 @@ class Matrix:
                     answers.append(self.cluster.verify(plan).exact)
                 else:
                     answers.append(self.cluster.calibrate(plan, within_s=2.0, keep=False))
-            except (RunError, ClusterError) as error:
+            except Exception as error:
                 answers.append(error)
 
         thread = threading.Thread(target=call, daemon=True)
@@ -218,7 +319,8 @@ class Matrix:
         self._attached(fault)
         if isinstance(answer, Exception):
             # A call that lost a rank is not made again: whoever waits for it is told why.
-            lost = fault.how == "kill" or (fault.process, fault.how) == ("engine", "interrupt")
+            ends = ("kill", "down for 60 s", "gone", "full")
+            lost = fault.how in ends or (fault.process, fault.how) == ("engine", "interrupt")
             return f"told: {answer}" if lost else f"NO: {answer}"
         return "NO: not exact" if answer is False else "a result"
 
@@ -238,14 +340,44 @@ class Matrix:
 
     def _hit(self, fault: Fault, run: Run | None) -> None:
         """Does it; a supervisor that was killed is waited for, and its cluster attached to."""
+        if fault.process in get_args(Place):
+            self._strike(fault, run)
+            return
         deadline = time.monotonic() + LIMIT_S
         while (pid := self._pid(fault.process, run)) is None:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"there is no {fault.process}")
             time.sleep(LOOK_S)
+        if fault.how == "out of memory":
+            self._place.starve(pid)
+            return
         _send(pid, fault.how)
         if fault.process == "supervisor" and fault.how == "kill" and run is not None:
             self._attached(fault)
+
+    def _strike(self, fault: Fault, run: Run | None) -> None:
+        """Does it to what the cluster stands on."""
+        host = self._chance.choice(run.engines[:RANKS] if run and run.engines else (0,))
+        match fault.how:
+            case "full":
+                self._place.fill(STOPPED_S)
+            case "frozen":
+                self._place.freeze(STOPPED_S)
+            case "unwritable":
+                assert run is not None
+                self._place.forbid(run, STOPPED_S)
+            case "damaged":
+                assert run is not None
+                self._place.damage(run)
+                self._hit(Fault("engine", "kill", fault.moment), run)
+            case "forward" | "back":
+                self._place.jump(HOUR_S if fault.how == "forward" else -HOUR_S)
+            case "down for 2 s":
+                self._place.unplug(host, 2.0)
+            case "down for 60 s":
+                self._place.unplug(host, 60.0)
+            case "gone":
+                self._place.vanish(host)
 
     def _attached(self, fault: Fault) -> None:
         """After the supervisor's end, attaches as another notebook would."""
@@ -267,7 +399,9 @@ class Matrix:
         went = "went on" if attempts <= 1 else f"resumed, in attempt {attempts}"
         return went if same else f"NO: {went}, with other losses"
 
-    def _pid(self, process: Process, run: Run | None) -> int | None:
+    def _pid(self, process: Process | Place, run: Run | None) -> int | None:
+        if process == "agent":
+            return self._chance.choice(self._place.agents())
         if process in HELD:
             found = holder(self.cluster.folder / HELD[process])
             return None if found is None else found.pid
@@ -283,10 +417,22 @@ class Matrix:
 
 
 @contextmanager
-def matrix(experiment: Experiment, other: Plan, left: list[str]) -> Iterator[Matrix]:
-    """A cluster for faults; what it leaves behind is added to `left`."""
-    with tempfile.TemporaryDirectory() as folder:
-        one = Matrix(Path(folder), experiment, other)
+def matrix(
+    experiment: Experiment, other: Plan, left: list[str], num_hosts: int = 0
+) -> Iterator[Matrix | None]:
+    """A cluster for faults; None where there cannot be one.
+
+    Args:
+        experiment: the experiment that is trained, for two ranks.
+        other: the plan that runs are resharded to.
+        left: what it leaves behind is added to it.
+        num_hosts: the number of emulated hosts that its engines are on; 0: this one.
+    """
+    with tempfile.TemporaryDirectory() as folder, around(Path(folder), num_hosts) as place:
+        if place is None:
+            yield None
+            return
+        one = Matrix(place, experiment, other)
         try:
             yield one
         finally:

@@ -32,7 +32,8 @@ import torch
 from torch import nn
 
 from workbench.bench.progress import Part, Progress
-from workbench.bench.recovery.faults import every, matrix
+from workbench.bench.recovery.faults import ENGINES as HOSTS
+from workbench.bench.recovery.faults import ON_HOSTS, ON_THIS_HOST, every, matrix
 from workbench.bench.recovery.hiccups import ward
 from workbench.bench.recovery.kills import CLOSE, KINDS, OF_ALL, Kill, Kind, Target
 from workbench.bench.report import Cell, Figure, Report
@@ -68,11 +69,12 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     of_all = _batches(OF_ALL, len(OF_ALL) if quick else KILLS_OF_ALL)
     large = [] if quick else [Part("VGG-11", 2, 120), Part("checkpoints", 1, 180)]
     stumbles = Part("hiccups", 2 if quick else HICCUPS, 10)
-    cells = every()[: 2 if quick else None]
-    faults = Part("faults", len(cells), 7)
+    tables = {"faults": (every(ON_THIS_HOST), 0), "hosts": (every(ON_HOSTS), HOSTS)}
+    cells = {name: (found[: 2 if quick else None], n) for name, (found, n) in tables.items()}
+    faults = [Part(name, len(found), 7 if n == 0 else 20) for name, (found, n) in cells.items()]
     kills = Part("kills", len(batches), 4 * len(batches[0]))
-    roots = Part("cluster", len(of_all), 7 * len(of_all[0]))
-    progress.begin(kills, roots, *large, stumbles, faults)
+    all_runs = Part("cluster", len(of_all), 7 * len(of_all[0]))
+    progress.begin(kills, all_runs, *large, stumbles, *faults)
     small: list[Row] = []
     rows: list[Row] = []
     costs: list[float] = []
@@ -102,12 +104,15 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
                 hiccups.append(_told(one.stumble()))
                 yield _report(small, rows, costs, hiccups)
             yield _report(small, rows, costs, hiccups, difference := one.difference())
-    if progress.wants("faults"):
-        experiment = _small_experiment()
-        other = Plan.hybrid(experiment.plan.graph, RANKS)
-        with matrix(experiment, other, left) as table:
-            for cell in progress.each("faults", cells):
+    experiment = _small_experiment()
+    other = Plan.hybrid(experiment.plan.graph, RANKS)
+    for name, (those, num_hosts) in cells.items():
+        if not progress.wants(name):
+            continue
+        with matrix(experiment, other, left, num_hosts) as table:
+            for cell in progress.each(name, those if table is not None else ()):
                 progress.tell(f"  {cell}")
+                assert table is not None
                 hit.append(_told(table.suffer(cell)))
                 yield _report(small, rows, costs, hiccups, difference, hit)
         yield _report(small, rows, costs, hiccups, difference, hit, left)
@@ -150,8 +155,9 @@ def _report(
             " adds to their time, as a part of it; steps with and without in turns, in one run.",
             "hiccups: a rank, a link or a disk stands still for 2 to 10 s; lost are attempts "
             "that were given up, and the loss is compared in every step with an undisturbed run's.",
-            "faults: each process killed, stopped for 3 s or interrupted, at each moment; kept is "
-            "the promise: losses equal to the last bit, or an error that says what happened.",
+            "faults: each process killed, stopped for 3 s or interrupted, and what it stands on "
+            "struck, at each moment; kept is the promise: losses equal to the last bit, or an "
+            "error that says what happened.",
             *(f"left behind: {what}" for what in left or ()),
         ),
         engines=ENGINES,
