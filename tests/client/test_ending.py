@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from workbench.client.cluster import Cluster
-from workbench.client.lifecycle import STORE, make, sweep
+from workbench.client.lifecycle import make, sweep
 from workbench.store import registry
 from workbench.store.cluster_spec import FILE, HERE, ClusterSpec, EngineDevice
+from workbench.store.cluster_store import STORE
 from workbench.store.errors import ClusterError
 from workbench.store.record import Request
 from workbench.store.store import Store

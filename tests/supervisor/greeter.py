@@ -6,8 +6,8 @@ from pathlib import Path
 
 from workbench.engine.calls import introduce
 from workbench.server.engine_calls import Calls
+from workbench.store.cluster_store import STORE
 from workbench.store.store import Store
-from workbench.supervisor.starting import STORE
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

@@ -11,9 +11,9 @@ import psutil
 from workbench.client.lifecycle import cluster_spec
 from workbench.hosts.processes import members
 from workbench.store.cluster_spec import ClusterSpec, identity
+from workbench.store.cluster_store import STORE
 from workbench.store.store import Store
 from workbench.supervisor import said
-from workbench.supervisor.starting import STORE
 
 SOON_S = 60.0  # on a busy host, too
 

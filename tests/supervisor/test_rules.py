@@ -9,12 +9,12 @@ import pytest
 from tests.supervisor import supervising
 from workbench.hosts.processes import ending
 from workbench.store.cluster_spec import FILE, HERE, ClusterSpec, Site, identity
+from workbench.store.cluster_store import STORE
 from workbench.store.errors import ClusterError
 from workbench.store.process import ProcessIdentity
 from workbench.store.record import Request
 from workbench.store.store import Store
 from workbench.supervisor.kept_process import Backoff, RestartPolicy
-from workbench.supervisor.starting import STORE
 from workbench.supervisor.supervisor import Lifetime
 
 GONE = replace(ProcessIdentity.here(), started=ProcessIdentity.here().started - 1)

@@ -24,6 +24,7 @@ from workbench.engine.calls import Assignment, assume_identity, introduce, run
 from workbench.hosts.processes import is_alive
 from workbench.server.engine_calls import Calls
 from workbench.store.cluster_spec import Site, connection_file, key_of
+from workbench.store.cluster_store import STORE
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
 from workbench.store.messages import Answer, pack, pack_keywords
 from workbench.store.process import RENDEZVOUS, ProcessIdentity, holder
@@ -33,7 +34,6 @@ from workbench.store.store import Store
 from workbench.supervisor import start, supervisor_of
 from workbench.supervisor import supervisor as supervisor_module
 from workbench.supervisor.kept_process import RestartPolicy
-from workbench.supervisor.starting import STORE
 from workbench.supervisor.supervisor import Supervisor
 
 ROOT = Path(__file__).resolve().parents[2]

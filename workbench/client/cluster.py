@@ -84,8 +84,6 @@ class Cluster(Engines):
             cluster of this name, or no such profile.
     """
 
-    task = "workbench.train.loop.loop:train"
-
     def train(
         self,
         experiment: Experiment,

@@ -9,7 +9,6 @@ from typing import TextIO
 
 from workbench.client.cluster import Cluster
 from workbench.client.jobs import lines
-from workbench.client.lifecycle import STORE
 from workbench.client.run import view
 from workbench.client.run.run import Run
 from workbench.plan.experiment.asked import experiment_of, required_plan
@@ -19,8 +18,8 @@ from workbench.plan.plan import Plan
 from workbench.predict.prediction import predict as predicted
 from workbench.program.step import program as programmed
 from workbench.store import registry
+from workbench.store.cluster_store import open_store
 from workbench.store.errors import ClusterError
-from workbench.store.store import Store
 from workbench.supervisor import supervisor_of
 
 
@@ -54,7 +53,7 @@ def jobs(options: Namespace) -> int:
             "" if supervisor_of(folder) is not None else ", which has ended; attach starts it again"
         )
         print(f"cluster {registry.name_of(folder)} in {folder.parent}{kept}")
-        with closing(Store(folder / STORE, read_only=True)) as store:
+        with closing(open_store(folder, read_only=True)) as store:
             found = store.jobs()
         print(lines(job for job in found if job.kind == "train"))
     return 0

@@ -8,16 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from workbench.client.lifecycle import STORE, UNFINISHED, end
+from workbench.client.lifecycle import UNFINISHED, end
 from workbench.hosts.processes import until
 from workbench.plan.experiment.experiment import Experiment
 from workbench.scheduler.jobs import refusal
 from workbench.store import messages, registry
 from workbench.store.cluster_spec import ClusterSpec, key_of
+from workbench.store.cluster_store import open_store
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.process import ProcessIdentity
 from workbench.store.record import JobRecord, Request
-from workbench.store.store import Store
 from workbench.supervisor import said, supervisor_of
 
 LOOK_EVERY_S = 0.5
@@ -45,7 +45,7 @@ class ClusterLink:
     _guard = threading.Lock()
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.store, self.owner = folder, Store(folder / STORE), ProcessIdentity.here()
+        self.folder, self.store, self.owner = folder, open_store(folder), ProcessIdentity.here()
         self._looked_at = 0.0
         with self._guard:
             self._attached[folder] += 1

@@ -14,6 +14,7 @@ from workbench.hosts.processes import until
 from workbench.plan.plan import Plan
 from workbench.store import registry
 from workbench.store.cluster_spec import ClusterSpec, EngineDevice
+from workbench.store.cluster_store import rebuild
 from workbench.store.errors import ClusterError
 from workbench.store.process import LEASE_S
 from workbench.store.profile import Launch, Profile
@@ -53,6 +54,7 @@ class Engines(Faults):
             cluster of this name, or no such profile.
     """
 
+    task = "workbench.train.loop.loop:train"
     _launch: Launch | None = None
 
     def __init__(
@@ -111,6 +113,7 @@ class Engines(Faults):
         self._seconds = {name: getattr(spec, name) for name in SECONDS}
         keeper = supervisor.supervisor_of(self.folder)
         if keeper is None:
+            rebuild(self.folder, self.task)
             supervisor.start(self.folder)
         elif not keeper.is_near:
             raise ClusterError(

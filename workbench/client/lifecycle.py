@@ -13,15 +13,14 @@ from workbench.hosts.host import assign, probe, whole_host
 from workbench.hosts.processes import is_alive, until
 from workbench.store import registry
 from workbench.store.cluster_spec import FILE, HERE, ClusterSpec
+from workbench.store.cluster_store import STORE, open_store
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.process import ProcessIdentity
 from workbench.store.profile import Launch
 from workbench.store.record import JobState
-from workbench.store.store import Store
 from workbench.supervisor import supervisor_of
 
 LOOPBACK = "127.0.0.1"
-STORE = "server.sqlite"
 END_WITHIN_S = 5.0
 TICK_S = 0.02
 SECONDS = ("timeout_s", "lease_s", "suspicion_s", "linger_s")
@@ -142,7 +141,7 @@ def sweep(directory: Path) -> None:
             continue
         with suppress(StoreError):  # damaged, or of another version: it is not ours to remove
             if (folder / STORE).exists():
-                with closing(Store(folder / STORE)) as store:
+                with closing(open_store(folder)) as store:
                     if store.jobs(states=UNFINISHED):
                         continue
             registry.remove(folder)

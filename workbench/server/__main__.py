@@ -11,11 +11,10 @@ from pathlib import Path
 from workbench.server.engine_calls import ControllerCalls, Count
 from workbench.server.loop import Server
 from workbench.store.cluster_spec import ClusterSpec
+from workbench.store.cluster_store import open_store
 from workbench.store.errors import ClusterError
 from workbench.store.process import SERVER, FolderLock
 from workbench.store.store import Store
-
-STORE = "server.sqlite"
 
 
 def main(folder: Path) -> None:
@@ -28,7 +27,7 @@ def main(folder: Path) -> None:
     try:
         spec = ClusterSpec.load(folder)
         with FolderLock(folder / SERVER, "job server"):
-            store = Store(folder / STORE, create=True)
+            store = open_store(folder, create=True)
             store.check()
             engine_calls = ControllerCalls(folder, count_in(store))
             Server(folder, spec, store, engine_calls).run()

@@ -348,8 +348,8 @@ class Database:
             code = _code(error)
             if code in _DAMAGED:
                 text = self._text(
-                    f"is damaged ({error}); store.backup.restore(path) puts the newest backup "
-                    "in its place and keeps it under another name"
+                    f"is damaged ({error}); store.cluster_store.restore(path) puts the newest "
+                    "backup in its place and keeps it under another name"
                 )
                 raise StoreDamaged(text) from error
             if (advice := _ADVICE.get(code)) is None:

@@ -47,19 +47,19 @@ class Store(Database):
     `Database` says is raised may be raised by any of them.
     """
 
-    def submit(self, request: Request) -> int:
-        """Queues a job; returns its number. The last 10,000 are kept, and all unfinished ones."""
+    def submit(self, request: Request, *, number: int | None = None) -> int:
+        """Queues a job; returns its number. The last 10,000 are kept, and all unfinished ones.
+
+        Args:
+            request: the job.
+            number: the number that it is to have, which no job has; None: the next one.
+        """
         names = [name for name in JOB_COLUMNS if name in Request.__dataclass_fields__]
         values = encoded({name: getattr(request, name) for name in names})
         values |= {"state": "queued", "attempt": 0, "held": "[]", "attempts": "[]"}
-        values["processes"] = "[]"
-        values |= {
-            "submitted_at": time.time(),
-            "step": 0,
-            "reason": "",
-            "requested": "",
-            "ran_s": 0.0,
-        }
+        values |= {"processes": "[]", "step": 0, "reason": "", "requested": "", "ran_s": 0.0}
+        values["submitted_at"] = time.time()
+        values |= {} if number is None else {"id": number}
         packed = {"packed": request.packed, "keywords": request.keywords}
         packed |= {str(ranks): each for ranks, each in request.variants.items()}
         with self._writing() as connection:

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 from workbench.store.cluster_spec import ClusterSpec
+from workbench.store.cluster_store import open_store
 from workbench.store.errors import ClusterError
 from workbench.store.process import SUPERVISOR, FolderLock
-from workbench.store.store import Store
-from workbench.supervisor.starting import BEGUN, STORE
+from workbench.supervisor.starting import BEGUN
 
 
 def main(folder: Path) -> None:
@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     logging.basicConfig(format="%(asctime)s %(message)s")
     try:
         with FolderLock(folder / SUPERVISOR, "supervisor"):
-            spec, store = ClusterSpec.load(folder), Store(folder / STORE)
+            spec, store = ClusterSpec.load(folder), open_store(folder)
             _say_so()
             from workbench.supervisor.supervisor import Supervisor  # it takes a while to import
 

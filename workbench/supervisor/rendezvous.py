@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from workbench.store.cluster_store import open_store
 from workbench.store.process import RENDEZVOUS, FolderLock
-from workbench.store.store import Store
-from workbench.supervisor.starting import MEETING, STORE
+from workbench.supervisor.starting import MEETING
 
 
 def main(folder: Path, address: str, port: int, timeout_s: float) -> None:
@@ -42,7 +42,7 @@ def main(folder: Path, address: str, port: int, timeout_s: float) -> None:
         timeout=timedelta(seconds=timeout_s),
     )
     with FolderLock(folder / RENDEZVOUS, "store where ranks meet"):
-        Store(folder / STORE).set_meta(MEETING, f"{address}:{port}")
+        open_store(folder).set_meta(MEETING, f"{address}:{port}")
         threading.Event().wait()  # the store is there as long as this is
 
 

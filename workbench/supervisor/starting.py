@@ -6,18 +6,16 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from workbench.store.backup import mend
 from workbench.store.cluster_spec import ClusterSpec, key_of
+from workbench.store.cluster_store import FOLDER, STORE, mend, open_store
 from workbench.store.errors import ClusterError
 from workbench.store.process import SUPERVISOR, ProcessIdentity, holder
-from workbench.store.store import Store
 from workbench.supervisor.log import LOG, said
 
 MODULE = "workbench.supervisor"
 # A child of nobody: whoever starts a supervisor has no process to wait for, and none to take along.
 GO_BETWEEN = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
 BEGUN = b"begun\n"  # what a supervisor says when it has the folder, and before it starts anything
-STORE = "server.sqlite"
 MEETING = "meeting"  # the note in that store that says where ranks meet: "address:port"
 
 
@@ -44,8 +42,9 @@ def start(folder: Path, spec: ClusterSpec | None = None) -> None:
     key_of(folder)  # made before anybody wants it
     mended = "" if supervisor_of(folder) else mend(folder / STORE)
     # Closed here: an interrupt while the interpreter closes it would be lost.
-    with closing(Store(folder / STORE, create=True)) as store:
+    with closing(open_store(folder, create=True)) as store:
         store.attach(ProcessIdentity.here())
+        store.set_meta(FOLDER, str(folder))
         if mended:
             store.event(mended, kind="restored", level="warning")
     supervisor = [sys.executable, "-P", "-m", MODULE, str(folder)]

@@ -19,13 +19,12 @@ from workbench.server.attempt import attempt_folder
 from workbench.server.engine_calls import Arrival, Refusal
 from workbench.server.loop import Server
 from workbench.store.cluster_spec import HERE, ClusterSpec, EngineDevice
+from workbench.store.cluster_store import open_store
 from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import Request
-from workbench.store.store import Store
 from workbench.store.telemetry import ROW_BYTES, pack_row
 
-STORE = "server.sqlite"
 PERIOD_S = 0.1
 WINDOWS = 3
 WARM_S = 2.0
@@ -112,7 +111,7 @@ class Alone:
 
 def serve(folder: Path) -> None:
     """Serves until this process is ended."""
-    store = Store(folder / STORE)
+    store = open_store(folder)
     engines = [Arrival(each.index, each.index, each.pid or 0) for each in store.engines()]
     Server(folder, ClusterSpec.load(folder), store, Alone(engines)).run()
 
@@ -124,7 +123,7 @@ def _running(folder: Path, pids: list[int]) -> list[RankFiles]:
     ClusterSpec(
         devices=(device,) * (count + 1), sites=(HERE,) * (count + 1), address="127.0.0.1"
     ).save(folder)
-    store = Store(folder / STORE, create=True)
+    store = open_store(folder, create=True)
     for index, pid in enumerate(pids):
         store.set_engine(
             index,
@@ -169,7 +168,7 @@ def _report(files: list[Any], seconds: float) -> None:
 
 def _is_followed(folder: Path) -> bool:
     """Whether the server has begun, and reports steps."""
-    store = Store(folder / STORE, read_only=True)
+    store = open_store(folder, read_only=True)
     try:
         return any(job.step > 0 for job in store.jobs())
     finally:

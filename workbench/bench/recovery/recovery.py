@@ -42,8 +42,7 @@ from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.experiment.measured import Row as MeasuredRow
 from workbench.plan.plan import Plan
-from workbench.server.__main__ import STORE
-from workbench.store.store import Store
+from workbench.store.cluster_store import open_store
 
 ENGINES, RANKS = 4, 2
 AT_ONCE = 2  # small runs; others take their engines while those of the last ones are replaced
@@ -202,7 +201,7 @@ def _cluster(engines: int) -> Iterator[Cluster]:
 def _small(cluster: Cluster) -> Target:
     experiment = _small_experiment()
     other = Plan.hybrid(experiment.plan.graph, RANKS)
-    return Target(cluster, Store(cluster.folder / STORE), experiment, other)
+    return Target(cluster, open_store(cluster.folder), experiment, other)
 
 
 def _small_experiment() -> Experiment:
@@ -228,7 +227,7 @@ def _large(cluster: Cluster, which: int) -> Iterable[Row]:
     }
     (name, plan), other = list(plans.items())[which], list(plans.values())[1 - which]
     target = Target(
-        cluster, Store(cluster.folder / STORE), _experiment(plan, "fp32", LARGE_STEPS), other
+        cluster, open_store(cluster.folder), _experiment(plan, "fp32", LARGE_STEPS), other
     )
     straight = target.straight()
     for seed in range(LARGE):

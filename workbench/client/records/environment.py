@@ -80,6 +80,7 @@ class Environment:
         machine: the fingerprint of the hardware, under which a calibrated machine is kept.
         seed: the seed of weights, data and dropout.
         model: the model's name.
+        cluster: the name of the cluster; "": an older workbench did not say.
         module: the module as it prints itself; "" for a model that is built by name.
         sources: the texts of the person's own classes and functions in model and experiment.
         times: when it was submitted, started and ended.
@@ -95,6 +96,7 @@ class Environment:
     machine: str
     seed: int
     model: str
+    cluster: str = ""
     module: str = ""
     sources: tuple[SourceText, ...] = ()
     times: JobTimes = field(default_factory=JobTimes)
@@ -125,6 +127,7 @@ class Environment:
             machine=cache.fingerprint(ranks, engines.hosts),
             seed=experiment.seed,
             model=source.name,
+            cluster=engines.name,
             module="" if traced is None else repr(traced),
             sources=sources(traced, experiment),
         )

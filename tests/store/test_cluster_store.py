@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.scheduler.values import request
-from workbench.store.backup import backup_of, mend, restore
+from workbench.store.cluster_store import backup_of, mend, restore
 from workbench.store.errors import StoreDamaged, StoreError
 from workbench.store.store import Store
 

@@ -1,0 +1,103 @@
+"""A cluster whose store is gone, or that was moved, is what the folders of its runs say."""
+
+import os
+import signal
+
+import pytest
+
+import workbench as wb
+from tests.supervisor import supervising
+from workbench.store import registry
+from workbench.store.cluster_store import STORE, mend, rebuild
+from workbench.store.database import backup_of
+from workbench.store.store import Store
+from workbench.supervisor import supervisor_of
+
+LONG_S = 120.0
+STEPS = 60
+
+
+def experiment(**fields):
+    graph = wb.trace("squeezenet1_1", input_shape=(3, 32, 32), num_classes=10)
+    return wb.Experiment(
+        plan=wb.Plan.data_parallel(graph, 1),
+        data=wb.Synthetic(),
+        batch_size=2,
+        optimizer=wb.SGD(lr=0.001),
+        checkpoint_every=4,
+        **fields,
+    )
+
+
+def losses(run):
+    return run.metrics["loss"].tolist()
+
+
+def killed(cluster):
+    """Its supervisor, and all that this owns."""
+    supervisor = supervisor_of(cluster.folder)
+    os.kill(supervisor.pid, signal.SIGKILL)
+    supervising.until(lambda: supervisor_of(cluster.folder) is None, cluster.folder)
+
+
+@pytest.mark.slow
+def test_jobs_are_there_again_and_go_on(tmp_path):
+    """One has ended, one was under way, and one is another cluster's, in the same folder."""
+    cluster = wb.Cluster(1, directory=tmp_path / "runs", name="lost")
+    ended = cluster.train(experiment(steps=4)).wait(LONG_S)
+    straight = losses(cluster.train(experiment(steps=STEPS)).wait(LONG_S))
+    gone = cluster.train(experiment(steps=STEPS))
+    supervising.until(lambda: list(gone.directory.glob("step-*4")), cluster.folder)
+    killed(cluster)
+    for path in cluster.folder.glob(f"{STORE}*"):
+        path.unlink()
+    stranger = tmp_path / "runs" / "of-another"
+    stranger.mkdir()
+    for name in ("experiment.toml", "environment.json", "outcome.json"):
+        text = (ended.directory / name).read_text()
+        (stranger / name).write_text(text.replace('"cluster": "lost"', '"cluster": "other"'))
+    again = wb.Cluster.attach("lost")
+    try:
+        records = {record.id: record for record in again.jobs.records}
+        assert [records[n].state for n in sorted(records)] == ["finished", "finished", "parked"]
+        assert losses(again.jobs[ended.id].wait(LONG_S)) == losses(ended)
+        assert any("from the folders of 3 runs" in each.text for each in again.link.store.events())
+        (parked,) = (n for n, record in records.items() if record.state == "parked")
+        assert records[parked].directory == str(gone.directory)
+        again.jobs.resume(parked)
+        assert losses(again.jobs[parked].wait(LONG_S)) == straight
+    finally:
+        again.stop()
+
+
+@pytest.mark.slow
+def test_a_cluster_that_was_moved_has_its_runs_where_they_are_now(tmp_path):
+    cluster = wb.Cluster(1, directory=tmp_path / "here", name="moved")
+    run = cluster.train(experiment(steps=4)).wait(LONG_S)
+    before = losses(run)
+    killed(cluster)
+    (tmp_path / "here").rename(tmp_path / "there")
+    folder = registry.folder_for(tmp_path / "there", "moved")
+    again = wb.Cluster.attach(folder, trust=True)
+    try:
+        (found,) = again.jobs
+        assert found.directory == tmp_path / "there" / run.directory.name
+        assert losses(found.wait(LONG_S)) == before
+        assert list(folder.glob(f"{STORE}.moved-1"))
+    finally:
+        again.stop()
+
+
+def test_a_store_with_a_backup_is_not_made_again(tmp_path):
+    folder = registry.folder_for(tmp_path, "kept")
+    folder.mkdir(mode=0o700)
+    store = Store(folder / STORE, create=True)
+    store.set_meta("a note", "of before")
+    store.backup()
+    store.close()
+    (folder / STORE).unlink()
+    rebuild(folder, "a:task")
+    assert not (folder / STORE).exists()
+    assert "was gone; the backup of" in mend(folder / STORE)
+    assert Store(folder / STORE).meta("a note") == "of before"
+    assert backup_of(folder / STORE).exists()

@@ -1,0 +1,239 @@
+"""The store of a cluster: who may open it, and what stands in for one that is damaged or lost."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from workbench.plan.errors import ExperimentError, PlanError
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.reading import text_of
+from workbench.store import messages
+from workbench.store.cluster_spec import key_of
+from workbench.store.database import Database, backup_of
+from workbench.store.errors import ClusterError, StoreDamaged, StoreError
+from workbench.store.files import replacing
+from workbench.store.process import SUPERVISOR, holder
+from workbench.store.record import Request
+from workbench.store.registry import name_of
+from workbench.store.run_folder import (
+    ENVIRONMENT,
+    EXPERIMENT,
+    INITIAL,
+    JobTimes,
+    RunOutcome,
+    last_attempt,
+    newest_whole,
+)
+from workbench.store.store import Store
+
+STORE = "server.sqlite"
+"""The store's file in a cluster's folder."""
+FOLDER = "folder"
+"""The note in a store that says whose it is."""
+
+
+def open_store(folder: Path, *, create: bool = False, read_only: bool = False) -> Store:
+    """Opens the store of a cluster, of whose host alone processes may do so.
+
+    SQLite's log (WAL) is shared memory: over a network file system another host would not see it,
+    and what it wrote could damage the file (sqlite.org/wal.html).
+
+    Args:
+        folder: the cluster's folder.
+        create: whether to make the store where it is not there.
+        read_only: whether to open it for reading alone.
+
+    Raises:
+        ClusterError: the cluster is kept on another host.
+        StoreError: the store is missing, or cannot be used.
+    """
+    supervisor = holder(folder / SUPERVISOR)
+    if supervisor is not None and not supervisor.is_near:
+        raise ClusterError(
+            f"the cluster in {folder} is kept on another host, or in another container: its store "
+            "is open to processes there alone. What its runs have measured can be read anywhere: "
+            "wb.runs(folder), wb.Run.load(folder)"
+        )
+    return Store(folder / STORE, create=create, read_only=read_only)
+
+
+def restore(path: str | Path) -> Path:
+    """Puts the newest backup in the place of a damaged store; what came after it is lost.
+
+    To be called while no process has the file open. A job that was started since the backup is
+    queued again in it: its folder says that it was.
+
+    Returns:
+        Where the damaged file is now.
+
+    Raises:
+        StoreError: the file is whole, or there is no backup that is.
+    """
+    path = Path(path).absolute()
+    backup = backup_of(path)
+    if not backup.exists():
+        raise StoreError(
+            f"{path} has no backup; keep it under another name, and start a cluster in its place"
+        )
+    Database(backup, read_only=True).check()
+    if path.exists() and _is_whole(path):
+        raise StoreError(f"{path} is not damaged: nothing was restored")
+    kept = next(
+        each for n in count(1) if not (each := path.with_name(f"{path.name}.damaged-{n}")).exists()
+    )
+    with replacing(path) as part:
+        part.touch(mode=0o600)
+        part.write_bytes(backup.read_bytes())
+        with closing(sqlite3.connect(part)) as copy:
+            copy.execute("PRAGMA journal_mode = WAL")
+        # The log of changes belongs to the damaged file, and would damage the other one.
+        for suffix in ("-wal", "-shm", ""):
+            with suppress(FileNotFoundError):
+                Path(f"{path}{suffix}").replace(f"{kept}{suffix}")
+    return kept
+
+
+def mend(path: str | Path) -> str:
+    """Restores a store if it is damaged or gone; to be called before any process opens it.
+
+    Returns:
+        What was done, for people; "" where it is whole, or neither it nor a backup is there.
+
+    Raises:
+        StoreError: the file is damaged, and there is no backup that is whole.
+    """
+    there = Path(path).exists()
+    if _is_whole(path) if there else not backup_of(path).exists():
+        return ""
+    kept = restore(path)
+    saved_at = datetime.fromtimestamp(backup_of(path).stat().st_mtime)
+    if not there:
+        return f"{Path(path).name} was gone; the backup of {saved_at:%d %b %H:%M} is in its place"
+    return (
+        f"{Path(path).name} was damaged; the backup of {saved_at:%d %b %H:%M} is in its place, and "
+        f"what was damaged in {kept.name}"
+    )
+
+
+def _is_whole(path: str | Path) -> bool:
+    try:
+        Database(path).check()
+    except StoreDamaged:
+        return False
+    return True
+
+
+def rebuild(folder: Path, task: str) -> None:
+    """Makes a cluster's store again, if it is gone and has no backup, or is of another folder.
+
+    It is made from the folders of the cluster's runs. A run whose folder does not say how it ended
+    is parked: `cluster.jobs.resume(number)` goes on from its checkpoint, or where its model is a
+    module of somebody's own, whose code no run's folder holds, `cluster.train(experiment,
+    resume=run)`. To be called before any process opens the store.
+
+    Args:
+        folder: the cluster's folder, beside those of its runs.
+        task: "module:function" that each rank of a run calls.
+
+    Raises:
+        OSError: the folder may not be written into.
+    """
+    path = folder / STORE
+    if path.exists():
+        with suppress(StoreError), closing(open_store(folder)) as store:
+            if store.meta(FOLDER) in (None, str(folder)):
+                return
+        _put_aside(path)
+    elif backup_of(path).exists():
+        return
+    taken: set[int] = set()
+    with closing(open_store(folder, create=True)) as store:
+        for run in sorted(_runs(folder), key=lambda run: (run.job is None, run.directory.name)):
+            number = run.job
+            if number is None or number in taken:  # the folder does not say, or is a copy
+                number = max(taken, default=0) + 1
+            taken.add(number)
+            store.submit(run.request(task, folder), number=number)
+            store.update(number, **run.fields())
+        if taken:
+            text = f"the store was made again from the folders of {len(taken)} runs"
+            store.event(text, kind="restored", level="warning")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the folder of a run says."""
+
+    directory: Path
+    experiment: Experiment
+    outcome: RunOutcome | None
+    times: JobTimes
+
+    @property
+    def job(self) -> int | None:
+        return None if self.outcome is None else self.outcome.job
+
+    def request(self, task: str, folder: Path) -> Request:
+        key, initial = key_of(folder), self.directory / INITIAL
+        weights = initial if initial.exists() else None
+        keywords = {"weights": weights, "directory": self.directory, "resume": None}
+        return Request(
+            kind="train",
+            name=self.experiment.plan.graph.source.name,
+            task=task,
+            packed=messages.sendable(messages.pack(self.experiment, key), folder / "experiments"),
+            keywords=messages.pack_keywords(keywords, key),
+            engines=self.experiment.plan.world_size,
+            directory=str(self.directory),
+            steps=self.experiment.steps,
+            needs_weights=weights is None,
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """What is known of the job besides what was submitted."""
+        found, _ = newest_whole(self.directory, checked=False)
+        fields: dict[str, Any] = {
+            "attempt": last_attempt(self.directory),
+            "checkpoint": None if found is None else str(found.path),
+            "submitted_at": self.times.submitted or 0.0,
+            "started_at": self.times.started,
+            "ended_at": self.times.ended,
+            "step": 0 if found is None else found.step,
+            "state": "parked",
+            "reason": "the cluster's store was lost before it ended: cluster.jobs.resume goes on",
+        }
+        if self.outcome is not None:
+            known = ("state", "reason", "step", "attempts", "error")
+            fields |= {name: getattr(self.outcome, name) for name in known}
+        return fields
+
+
+def _runs(folder: Path) -> Iterator[_Run]:
+    """The runs of a cluster whose folders can be read, beside its own."""
+    name = name_of(folder)
+    for path in folder.parent.glob(f"*/{EXPERIMENT}"):
+        with suppress(ClusterError, ExperimentError, PlanError, OSError, ValueError):
+            directory = path.parent
+            told = json.loads(text_of(directory / ENVIRONMENT, ValueError))
+            if told.get("cluster") == name:
+                times = TypeAdapter(JobTimes).validate_python(told["times"])
+                yield _Run(directory, Experiment.load(path), RunOutcome.load(directory), times)
+
+
+def _put_aside(path: Path) -> None:
+    """Keeps the store of another folder under another name."""
+    other = next(
+        each for n in count(1) if not (each := path.with_name(f"{path.name}.moved-{n}")).exists()
+    )
+    for suffix in ("-wal", "-shm", ""):
+        with suppress(FileNotFoundError):
+            Path(f"{path}{suffix}").replace(f"{other}{suffix}")
+    backup_of(path).unlink(missing_ok=True)
