@@ -94,6 +94,13 @@ def is_signalled(*, control, **_given):
     return control.stop_requested
 
 
+def is_interrupted(*, given_up=None, **_given):
+    if given_up is not None:
+        withdraw(given_up)
+    os.kill(os.getpid(), signal.SIGINT)
+    return "was left alone"
+
+
 def called(folder, task, *, trains=False, own=None, **keywords):
     folder.mkdir(exist_ok=True)
     packed, arguments = messages.pack(EXPERIMENT), messages.pack_keywords(keywords, KEY)
@@ -117,6 +124,16 @@ def test_a_signal_stops_a_rank_only_where_its_attempt_is_asked_to(tmp_path, aske
         ask_to_stop(tmp_path)
     files = called(tmp_path, "is_signalled", trains=True)
     assert Answer.unpack(files.answer).value is asked
+
+
+@pytest.mark.parametrize("given_up", [True, False])
+@pytest.mark.parametrize("trains", [True, False])
+def test_an_interrupt_is_for_a_rank_that_trains_only_where_its_attempt_is_given_up(
+    tmp_path, given_up, trains
+):
+    own = {"given_up": tmp_path} if given_up else {}
+    answer = Answer.unpack(called(tmp_path, "is_interrupted", trains=trains, own=own).answer)
+    assert answer.kind == ("interrupted" if given_up or not trains else "returned")
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ from workbench.server import job_runner
 from workbench.server.job_runner import InitialWeights, JobRunner
 from workbench.server.work import Work
 from workbench.store import messages
-from workbench.store.cluster_spec import key_of
+from workbench.store.cluster_spec import HERE, ClusterSpec, EngineDevice, key_of
 from workbench.store.process import ProcessIdentity
-from workbench.store.record import Request
+from workbench.store.rank_files import RankFiles
+from workbench.store.record import EngineRecord, Request
 from workbench.store.run_folder import FoundCheckpoint
 from workbench.store.store import Store
 
@@ -36,7 +37,7 @@ def test_the_server_waits_for_no_checkpoint_to_be_read(tmp_path, monkeypatch):
     fleet = SimpleNamespace(
         is_ready=lambda place: True, processes=lambda _: (ProcessIdentity.here(),)
     )
-    runner = JobRunner(store, None, fleet, None, InitialWeights(store, tmp_path, 1))
+    runner = JobRunner(tmp_path, store, None, fleet, None, InitialWeights(store, tmp_path, 1))
     work = Work.of(store.job(job), 0.0)
     assert runner.advance(work, 0.0)
     assert work.attempt is None
@@ -47,3 +48,33 @@ def test_the_server_waits_for_no_checkpoint_to_be_read(tmp_path, monkeypatch):
         assert runner.advance(work, 0.0)
     assert (work.resumed, store.job(job).checkpoint) == (5, str(found.path))
     assert [event.text for event in store.events(job=job)] == ["step-000010 is passed over"]
+
+
+def test_ranks_that_two_servers_call_find_each_other(tmp_path, monkeypatch):
+    """The first one was killed when it had called one of them."""
+    monkeypatch.setattr(job_runner, "listens", lambda meeting: True)
+    store = Store(tmp_path / "server.sqlite", create=True)
+    store.set_meta("meeting", "127.0.0.1:1234")
+    here = ProcessIdentity.here()
+    engines = {n: EngineRecord(index=n, engine_id=n, process=here) for n in range(2)}
+    device = EngineDevice("cpu", "here", "cpu", (), 1, 1 << 30)
+    spec = ClusterSpec(devices=(device,) * 3, sites=(HERE,) * 3, address="127.0.0.1")
+    request = Request(kind="train", name="job", task="", engines=2, directory=str(tmp_path / "job"))
+    job, given = store.submit(request), []
+
+    def server() -> None:
+        calls = SimpleNamespace(call=lambda _engine, _run, one, **_: given.append(one))
+        weights = InitialWeights(store, tmp_path, 2)
+        fleet = SimpleNamespace(records=engines, died=(), how=None)
+        work = Work.of(store.job(job), 0.0)
+        JobRunner(tmp_path, store, spec, fleet, calls, weights).advance(work, 0.0)
+
+    for index in engines:
+        store.set_engine(index, state="idle", process=here, engine_id=index)
+    assert store.claim(job, 0, (0, 1))
+    store.update(job, processes=(here, here))
+    server()
+    assert RankFiles(given[0].folder, 0).begin()
+    server()
+    assert [one.rank for one in given] == [0, 1, 1]
+    assert len({one.own["config"].secret for one in given}) == 1

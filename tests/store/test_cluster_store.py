@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.scheduler.values import request
-from workbench.store.cluster_store import backup_of, mend, restore
-from workbench.store.errors import StoreDamaged, StoreError
+from workbench.store.cluster_store import backup_of, mend, open_store, restore
+from workbench.store.errors import ClusterError, StoreDamaged, StoreError
 from workbench.store.store import Store
 
 
@@ -21,6 +21,17 @@ def path(tmp_path):
     store.submit(request(name="kept", packed=b"net"))
     store.close()
     return path
+
+
+def test_it_is_open_to_processes_of_its_own_host_alone(path):
+    assert open_store(path.parent, read_only=True).job(1).name == "kept"
+    lock = path.with_name("supervisor.pid")
+    lock.write_text("17 4711 another-kernel\n")
+    for read_only in (True, False):
+        with pytest.raises(ClusterError, match="is kept on another host"):
+            open_store(path.parent, read_only=read_only)
+    os.utime(lock, (0, 0))  # it has not said for long that it lives
+    assert open_store(path.parent).job(1).name == "kept"
 
 
 def test_making_it_again_keeps_it(path):

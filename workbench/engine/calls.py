@@ -18,7 +18,7 @@ import importlib
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,7 +120,9 @@ def run(given: Assignment) -> None:
     control = StopRequest(renew=files.renew)
     telemetry: Telemetry | None = None
     try:
-        with _signals(control, files):  # before anybody knows whom to interrupt
+        with _signals(
+            control, files, trains=given.trains
+        ):  # before anybody knows whom to interrupt
             if not files.begin():
                 return
             # ipykernel would send what is printed through the controller.
@@ -211,11 +213,12 @@ def give_back() -> None:
 
 
 @contextmanager
-def _signals(control: StopRequest, files: RankFiles) -> Iterator[None]:
+def _signals(control: StopRequest, files: RankFiles, *, trains: bool) -> Iterator[None]:
     """SIGUSR1 asks to stop after this step; SIGINT raises KeyboardInterrupt, but only in here.
 
-    A stop that was meant for an earlier rank of this process is none: it may come late from another
-    host, and the attempt's folder says whether this one is asked to stop.
+    What was meant for an earlier rank of this process is for none: it may come late from another
+    host. The attempt's folder says whether this one is asked to stop, or was given up; of what does
+    not train, cells of a notebook, whoever interrupts it says so elsewhere.
 
     An interrupt that came a moment later would hit the answer while it is written, or ipykernel,
     and be lost or lose it. ipykernel sets its own handler again afterwards.
@@ -225,7 +228,7 @@ def _signals(control: StopRequest, files: RankFiles) -> Iterator[None]:
         if files.is_stopping:
             control.stop_requested = True
 
-    interrupts = _Interrupts()
+    interrupts = _Interrupts(lambda: not trains or files.is_withdrawn)
     signal.signal(signal.SIGUSR1, stop)
     signal.signal(signal.SIGINT, interrupts)
     try:
@@ -240,12 +243,18 @@ class _Interrupts:
     """Raises KeyboardInterrupt; where something is being imported, once it is.
 
     Half of a module would stay in this process, and break whatever next wants the whole.
+
+    Args:
+        are_meant: says whether interrupts are for what is done now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, are_meant: Callable[[], bool]) -> None:
+        self._are_meant = are_meant
         self._later: list[threading.Timer] = []
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self._are_meant():
+            return
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):
                 again = threading.Timer(INTERRUPT_AGAIN_S, os.kill, (os.getpid(), number))

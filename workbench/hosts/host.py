@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from secrets import token_hex
 
 import psutil
 import pynvml
@@ -266,7 +265,7 @@ def _parts_of(place: str) -> tuple[str, int]:
 
 
 def rank_configs(
-    devices: Sequence[EngineDevice], meeting: str, prefix: str, timeout_s: float
+    devices: Sequence[EngineDevice], meeting: str, prefix: str, timeout_s: float, secret: str
 ) -> list[RankConfig]:
     """Seats for the ranks of one world, one for each device.
 
@@ -275,9 +274,9 @@ def rank_configs(
         meeting: the "address:port" of torch's store, in which they find each other.
         prefix: the prefix of the world's notes in that store, new for every world.
         timeout_s: the seconds that a rank waits for the others.
+        secret: the text under which the ranks' notes have MACs; the same for all of this world.
     """
     address, port = _parts_of(meeting)
-    secret = token_hex(16)
     return [
         RankConfig(
             rank=rank,

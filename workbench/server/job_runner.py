@@ -23,6 +23,7 @@ Requests are fields of the job and are written before their command is answered;
 not answered are carried out again, and each says the same twice as once.
 """
 
+import hmac
 import logging
 import signal
 import time
@@ -132,6 +133,7 @@ class JobRunner:
     """What happens to jobs that hold engines.
 
     Args:
+        folder: the cluster's folder.
         store: the cluster's store.
         spec: what the cluster is.
         fleet: its engines.
@@ -141,12 +143,14 @@ class JobRunner:
 
     def __init__(
         self,
+        folder: Path,
         store: Store,
         spec: ClusterSpec,
         fleet: Fleet,
         engine_calls: EngineCalls,
         weights: InitialWeights,
     ) -> None:
+        self._folder = folder
         self._store, self._spec, self._fleet, self._engine_calls = store, spec, fleet, engine_calls
         self._weights = weights
         self._reader = ThreadPoolExecutor(2, "checkpoints")
@@ -309,7 +313,9 @@ class JobRunner:
             shared["resume"] = Path(whole.checkpoint)
         elif whole.needs_weights:
             shared["weights"] = self._weights.of(whole)
-        taken = rank_configs(devices, meeting, prefix, self._spec.timeout_s)
+        # Whichever server calls a rank, and however often, it finds the others.
+        secret = hmac.digest(key_of(self._folder), prefix.encode(), "sha256").hex()
+        taken = rank_configs(devices, meeting, prefix, self._spec.timeout_s, secret)
         return [{"config": config, **shared} for config in taken]
 
     def _has_started(self, work: Work, attempt: Attempt) -> bool:

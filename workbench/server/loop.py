@@ -42,7 +42,7 @@ class Server:
         here = {index for index, site in enumerate(spec.sites) if not site.enter}
         self._fleet = Fleet(store, engine_calls, spec.devices, here)
         self._weights = InitialWeights(store, folder, spec.num_engines)
-        self._runner = JobRunner(store, spec, self._fleet, engine_calls, self._weights)
+        self._runner = JobRunner(folder, store, spec, self._fleet, engine_calls, self._weights)
         self._commands = Commands(store)
         self._queue = Queue(store, self._fleet, self._commands)
         self._monitor = Monitor(folder, store, spec, self._fleet)

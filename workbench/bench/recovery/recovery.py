@@ -48,7 +48,7 @@ ENGINES, RANKS = 4, 2
 AT_ONCE = 2  # small runs; others take their engines while those of the last ones are replaced
 KILLS, STEPS = 400, 160
 KILLS_OF_ALL = 100  # of what all runs of a cluster need
-HICCUPS = 60
+HICCUPS = 100
 BATCH = 10  # kills, after which there is a report
 LARGE, LARGE_STEPS = 2, 48  # for each plan of VGG-11
 PAIRS, BLOCK = 5, 10  # of blocks, and steps of each, for the cost of checkpoints
@@ -60,7 +60,7 @@ Row = Mapping[str, Cell]
 
 
 def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
-    """Kills 500 small runs and 4 of VGG-11; 60 hiccups, and the fault matrix.
+    """Kills 500 small runs and 4 of VGG-11; 100 hiccups, and the fault matrix.
 
     `quick`: 5 small runs, 2 hiccups, 2 cells of the matrix.
     """
