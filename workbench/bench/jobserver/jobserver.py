@@ -26,6 +26,7 @@ from workbench.store.telemetry import KEPT_WHOLE, pack_row, thin
 QUEUED = 1000
 SIZES = ((1000, 64), (3000, 256), (10_000, 1024))  # jobs, engines
 RANKS = 64
+MIB = 1 << 20
 FILES = 100  # of one rank, put aside one after another
 
 
@@ -39,6 +40,7 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
         Part("decisions", len(sizes), 1),
         Part("store", 1, 5 if quick else 30),
         Part("reporters", 1, 10 if quick else 40),
+        Part("hour", 1, 15 if quick else 120),
         Part("live", len(worlds), 40),
     )
     rows: list[Mapping[str, Cell]] = []
@@ -61,6 +63,16 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
         rows.append({"reporters": RANKS, "share of a core": max(shares)})
         samples["server_core_share"] = shares
         yield _report(rows, samples)
+    for _ in progress.each("hour"):
+        told = list(reporters.hour(2, 10) if quick else reporters.hour(RANKS))
+        rows += [
+            {"minutes": minutes, "server MiB": server / MIB, "notebook MiB": notebook / MIB}
+            for minutes, server, notebook in told
+        ]
+        (_, server, notebook), (_, last_server, last_notebook) = told[1], told[-1]
+        samples["server_memory_growth"] = [last_server / server]
+        samples["notebook_memory_growth"] = [last_notebook / notebook]
+        yield _report(rows, samples)
     for world in progress.each("live", worlds):
         live = control.measured(world, quick=quick)
         rows += live.rows
@@ -78,6 +90,8 @@ def _report(rows: list[Mapping[str, Cell]], samples: Mapping[str, list[float]]) 
         "quarter of the rows.",
         f"server_core_share: processor time over time of a server that follows {RANKS} simulated "
         "ranks, each with 10 rows a second.",
+        "server_memory_growth, notebook_memory_growth: resident bytes after an hour of such rows, "
+        "over those after its first 12 minutes; they come sixty times as fast.",
         *control.NOTES,
     )
     figures = {name: Figure.of(found) for name, found in samples.items() if found}

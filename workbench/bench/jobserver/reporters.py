@@ -1,31 +1,37 @@
 """The cost of a job server in its own process that follows ranks which only report.
 
-`python -m workbench.bench.jobserver.reporters FOLDER` is that server; it calls no engine.
+`python -m workbench.bench.jobserver.reporters serve FOLDER` is that server, which calls no engine;
+with `follow` it is a notebook that holds the rows of the run.
 """
 
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 
+from workbench.client.run.rows import Rows
 from workbench.plan.experiment.measured import COLUMNS
 from workbench.server.attempt import attempt_folder
 from workbench.server.engine_calls import Arrival, Refusal
 from workbench.server.loop import Server
 from workbench.store.cluster_spec import HERE, ClusterSpec, EngineDevice
 from workbench.store.cluster_store import open_store
+from workbench.store.files import write_whole
 from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import Request
-from workbench.store.telemetry import ROW_BYTES, pack_row
+from workbench.store.telemetry import ROW_BYTES, ROWS_AT_ONCE, AttemptReader, pack_row
 
 PERIOD_S = 0.1
+STEPS_AT_ONCE, BATCHES = 60, 600  # an hour's
+ARRIVED = "arrived"  # a notebook's file, which says how many rows have come
 WINDOWS = 3
 WARM_S = 2.0
 
@@ -40,25 +46,55 @@ def measured(num_ranks: int, seconds: float) -> list[float]:
     Raises:
         RuntimeError: the job server ended by itself.
     """
+    with _reporting(num_ranks) as (_, files, server):
+        shares = []
+        for _ in range(WINDOWS):
+            before, begun = sum(server.cpu_times()[:2]), time.perf_counter()
+            _report(files, seconds / WINDOWS)
+            used = sum(server.cpu_times()[:2]) - before
+            shares.append(used / (time.perf_counter() - begun))
+        return shares
+
+
+def hour(num_ranks: int, batches: int = BATCHES) -> Iterator[tuple[float, int, int]]:
+    """Rows of an hour in about a minute: 10 a second of each rank, 6 seconds' at a time.
+
+    Yields:
+        Ten times: the minutes, the job server's resident bytes, and a notebook's that has read all.
+
+    Raises:
+        RuntimeError: the job server, or the notebook, ended by itself.
+    """
+    with _reporting(num_ranks) as (folder, files, server), _python("follow", folder) as notebook:
+        try:
+            kernel = psutil.Process(notebook.pid)
+            for batch in range(1, batches + 1):
+                _write(files, STEPS_AT_ONCE)
+                time.sleep(PERIOD_S)
+                if batch % (batches // 10) == 0:
+                    _await(folder, notebook, len(files) * files[0].tell() // ROW_BYTES)
+                    minutes = batch * STEPS_AT_ONCE * PERIOD_S / 60
+                    yield minutes, server.memory_info().rss, kernel.memory_info().rss
+        finally:
+            notebook.kill()
+
+
+@contextmanager
+def _reporting(num_ranks: int) -> Iterator[tuple[Path, list[FileIO], psutil.Process]]:
+    """The folder of a cluster, its ranks' files of rows, and the server that follows them."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         processes = [_idle() for _ in range(num_ranks)]
         try:
             files = _running(folder, [process.pid for process in processes])
-            processes.append(_python("-m", "workbench.bench.jobserver.reporters", str(folder)))
+            processes.append(_python("serve", folder))
             server = psutil.Process(processes[-1].pid)
             open_files = [stack.enter_context(each.rows.open("ab", 0)) for each in files]
             while not _is_followed(folder):
                 _report(open_files, WARM_S)
-            shares = []
-            for _ in range(WINDOWS):
-                before, begun = sum(server.cpu_times()[:2]), time.perf_counter()
-                _report(open_files, seconds / WINDOWS)
-                used = sum(server.cpu_times()[:2]) - before
-                shares.append(used / (time.perf_counter() - begun))
+            yield folder, open_files, server
             if processes[-1].poll() is not None:
                 raise RuntimeError("the job server ended by itself")
-            return shares
         finally:
             for process in processes:
                 process.kill()
@@ -116,6 +152,26 @@ def serve(folder: Path) -> None:
     Server(folder, ClusterSpec.load(folder), store, Alone(engines)).run()
 
 
+def follow(folder: Path) -> None:
+    """Holds the rows of the run as a notebook does, and says how many have come."""
+    ranks = len(open_store(folder, read_only=True).engines())
+    reader, rows = AttemptReader(attempt_folder(str(folder / "job"), 1), ranks), Rows()
+    while True:
+        for found in iter(lambda: reader.read(ROWS_AT_ONCE), []):
+            rows.extend(found)
+        write_whole(folder / ARRIVED, str(rows.num_arrived))
+        time.sleep(PERIOD_S)
+
+
+def _await(folder: Path, notebook: "subprocess.Popen[bytes]", count: int) -> None:
+    """Waits until the notebook has read so many rows."""
+    arrived = folder / ARRIVED
+    while not arrived.exists() or int(arrived.read_text()) < count:
+        if notebook.poll() is not None:
+            raise RuntimeError("the notebook ended by itself")
+        time.sleep(PERIOD_S)
+
+
 def _running(folder: Path, pids: list[int]) -> list[RankFiles]:
     """Makes a cluster's folder with a job that runs on all engines; the files of its ranks."""
     device = EngineDevice("cpu", "here", "cpu", (), 1, 1 << 30)
@@ -153,17 +209,22 @@ def _running(folder: Path, pids: list[int]) -> list[RankFiles]:
     return files
 
 
-def _report(files: list[Any], seconds: float) -> None:
-    """Appends one row to each file, repeatedly; steps continue from the last one."""
+def _report(files: Sequence[FileIO], seconds: float) -> None:
+    """Appends one row to each file, repeatedly."""
     start = time.perf_counter()
-    empty = dict.fromkeys(COLUMNS, 0.0)
     due = start
     while due - start < seconds:
-        for rank, file in enumerate(files):
-            step = file.tell() // ROW_BYTES
-            file.write(pack_row({**empty, "rank": rank, "step": step, "time": time.time()}))
+        _write(files, 1)
         due += PERIOD_S
         time.sleep(max(0.0, due - time.perf_counter()))
+
+
+def _write(files: Sequence[FileIO], steps: int) -> None:
+    """Appends rows of so many steps to each file; they continue from the last one."""
+    empty = dict.fromkeys(COLUMNS, 0.0)
+    for rank, file in enumerate(files):
+        first, row = file.tell() // ROW_BYTES, {**empty, "rank": rank, "time": time.time()}
+        file.write(b"".join(pack_row({**row, "step": first + step}) for step in range(steps)))
 
 
 def _is_followed(folder: Path) -> bool:
@@ -179,9 +240,10 @@ def _idle() -> "subprocess.Popen[bytes]":
     return subprocess.Popen(["sleep", "1000000"])
 
 
-def _python(*arguments: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, *arguments])
+def _python(task: str, folder: Path) -> "subprocess.Popen[bytes]":
+    module = "workbench.bench.jobserver.reporters"
+    return subprocess.Popen([sys.executable, "-m", module, task, str(folder)])
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    {"serve": serve, "follow": follow}[sys.argv[1]](Path(sys.argv[2]))
