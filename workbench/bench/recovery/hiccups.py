@@ -23,6 +23,7 @@ from workbench.client.run.run import Run
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.plan.experiment.experiment import Experiment
 from workbench.store.errors import HostsError
+from workbench.store.record import AttemptRecord
 
 RANKS = 2
 TIMEOUT_S = 60.0
@@ -78,14 +79,15 @@ class Ward:
         row["goes on"] = "yes" if goes_on else "NO"
         return row | {
             "after s": round(time.monotonic() - began, 2),
-            "attempts lost": self.lost,
+            "attempts lost": len(lost := self.lost),
+            "why": lost[-1].reason.partition("\n")[0] if lost else "",
         }
 
     @property
-    def lost(self) -> int:
+    def lost(self) -> tuple[AttemptRecord, ...]:
         """The attempts that were given up so far."""
         assert self.run.id is not None
-        return len(self._cluster.link.store.job(self.run.id).attempts)
+        return self._cluster.link.store.job(self.run.id).attempts
 
     def difference(self) -> float:
         """Ends the run; the greatest difference of a step's loss from that of an undisturbed run.

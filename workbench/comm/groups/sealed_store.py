@@ -75,8 +75,12 @@ class SealedStore(Store):
         return bool(self.inner.check(keys))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Waits for all of these."""
-        self.inner.wait(keys) if timeout is None else self.inner.wait(keys, timeout)
+        """Waits for all of these; no longer than for any note, whatever the timeout is.
+
+        Groups connect through here, which have the timeout of their collectives.
+        """
+        longest = self.timeout
+        self.inner.wait(keys, longest if timeout is None else min(timeout, longest))
 
     def delete_key(self, key: str) -> bool:
         """Removes a note."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from workbench.comm.groups.errors import CommTimeout, PeerLost
+from workbench.comm.groups.excuse import is_renewed
 
 # A wait sleeps inside torch and wakes the moment the work is done; it comes up this often to
 # let Python handle signals (a kernel's interrupt).
@@ -90,6 +91,9 @@ class PeerWatch:
         while not self._store.check(keys):
             self._look(occasion, unless=lambda: self._store.check(keys))
             if time.monotonic() - began > self.timeout_s:
+                if self._is_excused(range(self.size), lambda: self._store.check(keys)):
+                    began = time.monotonic()
+                    continue
                 absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
                 raise self._timeout(occasion, {rank: "" for rank in absent})
             time.sleep(pause)
@@ -145,7 +149,10 @@ class PeerWatch:
             pause()
             waited = time.monotonic() - began
             if waited > self.timeout_s and not done():
-                raise self._absence(ranks, collective)
+                if not self._is_excused(ranks, done):
+                    raise self._absence(ranks, collective)
+                began, look_after_s = time.monotonic(), LOOK_EVERY_S
+                continue
             if waited > look_after_s:
                 self._store.set(_place(self.rank), collective)
                 self._look(collective, unless=done)
@@ -189,6 +196,14 @@ class PeerWatch:
                 why = self.said() or error  # a peer that gave up has said more than torch knows
                 raise PeerLost(f"rank {self.rank} lost a peer in {collective}: {why}") from error
         return True
+
+    def _is_excused(self, ranks: Sequence[int], done: Callable[[], bool]) -> bool:
+        """Returns whether another rank waits for a disk or for data, and so may come later."""
+        others = [rank for rank in ranks if rank != self.rank]
+        try:
+            return is_renewed(self._store, others, done)
+        except RuntimeError:  # whoever hosts the store may be gone as well
+            return False
 
     def _look(self, place: str, unless: Callable[[], bool]) -> None:
         """Raises if a rank has given up, for whoever waits for it waits in vain.

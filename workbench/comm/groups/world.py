@@ -8,8 +8,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Literal
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from workbench.comm.groups.errors import CommError
+from workbench.comm.groups.excuse import Excuse
 from workbench.comm.groups.group import Group, GroupLink
 from workbench.comm.groups.host import HostMemory
 from workbench.comm.groups.record import Recorder
@@ -31,6 +32,8 @@ from workbench.plan.placement.mesh import RankConfig as RankConfig
 # Open files, where the system states no limit: it has one all the same.
 _MANY_FILES = 2**16
 _LOOK_EVERY_S = 1.0
+# Of a collective of torch's: we say ourselves for whom it waits in vain, and who may be waited for.
+_LONGEST = timedelta(minutes=10)
 _AT_ONCE, _AGAIN_S = timedelta(seconds=2), 0.2  # to be connected
 
 
@@ -40,6 +43,7 @@ class World:
     Args:
         config: what this rank has to know to find the others.
         store: the store in which the ranks of this world meet.
+        renew: is called again and again while this rank is excused.
 
     Attributes:
         rank: the global rank.
@@ -49,11 +53,13 @@ class World:
         store: a store of small notes that all ranks of this world can read.
     """
 
-    def __init__(self, config: RankConfig, store: SealedStore) -> None:
+    def __init__(
+        self, config: RankConfig, store: SealedStore, renew: Callable[[], object] = lambda: None
+    ) -> None:
         self.rank, self.size = config.rank, config.world_size
         self.device = torch.device(config.device)
         self.recorder, self.store = Recorder(), store
-        self._patience = _patience(config)
+        self._excuse = Excuse(store, config.rank, renew)
         self._watch = PeerWatch(store, config.rank, config.world_size, config.timeout_s)
         self._times_grouped = self._times_closed = 0
         if self.device.type == "cuda":
@@ -67,7 +73,7 @@ class World:
                 store=store.inner if backend == "nccl" else store,
                 rank=self.rank,
                 world_size=self.size,
-                timeout=self._patience,
+                timeout=_LONGEST,
             )
         except BaseException:
             # Groups are named by a count, which must be the same on all ranks; torch takes it
@@ -83,11 +89,14 @@ class World:
 
     @classmethod
     @contextmanager
-    def open(cls, config: RankConfig) -> Iterator["World"]:
+    def open(
+        cls, config: RankConfig, renew: Callable[[], object] = lambda: None
+    ) -> Iterator["World"]:
         """Joins the other ranks; on leaving, closes at once, even after a failure.
 
         Args:
             config: what this rank has to know to find the others.
+            renew: is called again and again while this rank is excused; see `excused`.
 
         Raises:
             CommError: the store in which the ranks meet is gone, or cannot be reached.
@@ -104,7 +113,9 @@ class World:
             loopback = "lo0" if sys.platform == "darwin" else "lo"
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
         world = cls(
-            config, SealedStore(PrefixStore(config.prefix, _meeting_place(config)), config.secret)
+            config,
+            SealedStore(PrefixStore(config.prefix, _meeting_place(config)), config.secret),
+            renew,
         )
         try:
             # Whoever left while others were still connecting would make their connecting fail.
@@ -197,6 +208,13 @@ class World:
             dist.destroy_process_group(link.process_group)
             link.close()
 
+    def excused(self) -> AbstractContextManager[None]:
+        """While this rank waits for a disk, or for data, the others wait for it as long.
+
+        Not for what waits for other ranks. Where torch sums, it waits for ten minutes more at most.
+        """
+        return self._excuse.during()
+
     @property
     def shared_bytes(self) -> int:
         """Bytes of this rank's part of shared memory, which torch's allocator does not see."""
@@ -214,11 +232,12 @@ class World:
 
     def _connect(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         # Every rank creates every group, its own or not. torch's default timeout is half an hour.
-        process_group = dist.new_group(_in_order(ranks), timeout=self._patience)
+        process_group = dist.new_group(_in_order(ranks), timeout=_LONGEST)
         self._process_groups.append(process_group)
         return process_group
 
     def _close(self) -> None:
+        self._excuse.close()
         self._host.leave()
         self._waiters.close()
         unfinished = self._watch.unfinished
@@ -332,7 +351,7 @@ def _meeting_place(config: RankConfig) -> Store:
 
 
 def _patience(config: RankConfig) -> timedelta:
-    """Returns how long torch waits: longer than we do, who can name who is missing."""
+    """Returns how long torch waits for a note: longer than we do, who can name who is missing."""
     return timedelta(seconds=config.timeout_s + 10.0)
 
 

@@ -12,6 +12,7 @@ import secrets
 import socket
 import struct
 import threading
+from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -26,6 +27,9 @@ PATIENCE_S = 10  # for one answer, while two ends prove who they are
 # Five minutes: a link that is down for less is not lost; who says something all the time is missed
 # sooner, when its lease is over.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 19}
+# TCP sends again after pauses that double, and the next try may fall into the next time that a link
+# is down. Linux 6.15 and later has a limit for them (tcp(7)), for which Python has no name yet.
+RTO_MAX_MS, SEND_AGAIN_MS = 44, 1000
 
 
 def new_key(folder: Path) -> bytes:
@@ -64,6 +68,8 @@ class Wire:
         for name, value in KEEP_ALIVE.items():
             if hasattr(socket, name):
                 link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        with suppress(OSError):  # an older kernel, or another one
+            link.setsockopt(socket.IPPROTO_TCP, RTO_MAX_MS, SEND_AGAIN_MS)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", PATIENCE_S, 0))
         self.here: str = link.getsockname()[0]

@@ -296,6 +296,7 @@ class Loop:
                 state.world.device,
                 state.stepper.dtype,
                 state.scoring,
+                state.world.excused,
             )
         bad = [f"{name} was {value}" for name, value in found.items() if not math.isfinite(value)]
         if bad:
@@ -411,7 +412,10 @@ def train(
     requests = RunRequests(directory)
     experiment = opened(requests.in_force(experiment))
     rates = LearningRates.of(experiment.optimizer.lr, requests)
-    with PeakMeter(torch.device(config.device)) as meter, World.open(config) as world:
+    with (
+        PeakMeter(torch.device(config.device)) as meter,
+        World.open(config, control.renew) as world,
+    ):
         groups = world.groups(group_specs_of(experiment.plan))
         # Not in a variable, which would keep the first state when a re-cut has made another.
         loop = Loop(

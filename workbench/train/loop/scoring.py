@@ -1,7 +1,8 @@
 """Evaluations of a cut model on a whole split, and the figures that they report: made of sums."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -321,6 +322,7 @@ def evaluate(
     device: torch.device,
     dtype: torch.dtype,
     scoring: Scoring | ScoringOfClasses,
+    excused: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> dict[str, float]:
     """The figures over every sample of `data`, the same on all ranks.
 
@@ -339,7 +341,9 @@ def evaluate(
             rows = model.plan.rows_of(count)
             whole.context.set(rows, first_row=first, step=NO_STEP)
             start, own = first + sum(rows[: world.rank]), rows[world.rank]
-            inputs, targets = moved(data.batch(torch.arange(start, start + own)), device, dtype)
+            with excused():
+                batch = data.batch(torch.arange(start, start + own))
+            inputs, targets = moved(batch, device, dtype)
             totals += scoring.of_model(whole, whole(*inputs), targets, own)
     model.train()
     totals = all_reduce(totals, world, layer="evaluation")

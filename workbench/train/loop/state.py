@@ -141,26 +141,30 @@ class RankState:
         """
         plan = experiment.plan
         dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
-        train_data, test_data = _splits(experiment)
+        with world.excused():
+            train_data, test_data = _splits(experiment)
         experiment.check_rows((len(train_data), 0 if test_data is None else len(test_data)))
         all_ranks = everyone(groups, plan)
         notes: list[str] = []
         loss, scoring = _objective(
             experiment, train_data, test_data, all_ranks, world.device, dtype, notes
         )
-        saved = None if resume is None else load(resume, plan.graph)
+        with world.excused():
+            saved = None if resume is None else load(resume, plan.graph)
         reader: Reader = WeightsFile(weights) if saved is None else saved.reader
         context = BatchContext(world.rank, (0,) * world.size, seed=experiment.seed)
         traced, device = skeleton(plan.graph), world.device
         if experiment.precision == "fp16":
             try_fp16(traced, device)
-        model = cut(
-            plan, context, groups, reader, device=device, dtype=dtype, traced=deepcopy(traced)
-        )
+        with world.excused():
+            model = cut(
+                plan, context, groups, reader, device=device, dtype=dtype, traced=deepcopy(traced)
+            )
         program = program_of(experiment).of(world.rank)
         updater = updater_of(program, model, all_ranks)
         if saved is not None:
-            restore(saved, model, updater)
+            with world.excused():
+                restore(saved, model, updater)
         first_step = 0 if saved is None else saved.step
         left = [] if saved is None else in_flight(saved, model)
         if rates is not None:
