@@ -11,7 +11,15 @@ from workbench.client.engines import Engines
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
 from workbench.store import messages
-from workbench.store.errors import ClusterError, Diverged, EngineDied, RankError, RunError
+from workbench.store.errors import (
+    ClusterError,
+    Diverged,
+    EngineDied,
+    RankError,
+    RunError,
+    StoreDamaged,
+    StoreError,
+)
 from workbench.store.messages import Answer
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import AttemptRecord, ErrorRecord, EventRecord, JobRecord
@@ -187,9 +195,20 @@ class Job:
                 if record.has_ended:
                     return self._result(record, attempt, listener)
                 time.sleep(TICK_S)
-                record = self._link.refreshed(record)
+                record = self._refreshed(record)
         finally:
             self._keep = None
+
+    def _refreshed(self, record: JobRecord) -> JobRecord:
+        """The record as it is now; as it was, while the store's disk is full or slow."""
+        try:
+            return self._link.refreshed(record)
+        except StoreDamaged:
+            raise
+        except StoreError:
+            if not self._link.is_kept:
+                raise
+            return record
 
     def _begun(self, record: JobRecord, number: int, listener: Listener | None) -> _Attempt:
         attempt = _Attempt.of(record, number)
