@@ -6,13 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from workbench.server import job_runner
-from workbench.server.job_runner import InitialWeights, JobRunner
+from workbench.server.job_runner import REPLACED_WITHIN_S, InitialWeights, JobRunner
 from workbench.server.work import Work
 from workbench.store import messages
 from workbench.store.cluster_spec import HERE, ClusterSpec, EngineDevice, key_of
 from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import RankFiles
-from workbench.store.record import EngineRecord, Request
+from workbench.store.record import AttemptRecord, EngineRecord, Request
 from workbench.store.run_folder import FoundCheckpoint
 from workbench.store.store import Store
 
@@ -78,3 +78,34 @@ def test_ranks_that_two_servers_call_find_each_other(tmp_path, monkeypatch):
     server()
     assert [one.rank for one in given] == [0, 1, 1]
     assert len({one.own["config"].secret for one in given}) == 1
+
+
+def test_a_job_takes_other_engines_where_one_of_its_own_is_lost_for_good(tmp_path):
+    """As with the host that it was on; the engine that is free is on another one."""
+    store = Store(tmp_path / "server.sqlite", create=True)
+    here = ProcessIdentity.here()
+    for index in range(3):
+        store.set_engine(index, state="idle", process=here, engine_id=index)
+    request = Request(kind="train", name="job", task="", engines=2, directory=str(tmp_path / "job"))
+    job = store.submit(request)
+    assert store.claim(job, 0, (0, 1))
+    lost = AttemptRecord(1, (0, 1), 0.0, 1.0, is_lost=True)
+    store.update(job, attempts=(lost,))
+    free = [2]
+    fleet = SimpleNamespace(
+        is_ready=lambda place: place != 1,
+        moved=lambda held, missing: None,  # none is like it
+        replace_with_spare=lambda place: False,
+        idle=lambda: free,
+    )
+    runner = JobRunner(tmp_path, store, None, fleet, None, InitialWeights(store, tmp_path, 3))
+    work = Work.of(store.job(job), 0.0)
+    assert runner.advance(work, REPLACED_WITHIN_S / 2)
+    free.clear()
+    assert runner.advance(work, 2 * REPLACED_WITHIN_S)
+    assert store.job(job).state == "starting"
+    free.append(2)
+    assert not runner.advance(work, 2 * REPLACED_WITHIN_S)
+    found = store.job(job)
+    assert (found.state, found.held) == ("queued", ())
+    assert found.reason == "engines [1] did not come back soon, and others are free"

@@ -228,12 +228,7 @@ class Fleet:
             places: an engine for each rank.
             missing: the places whose engines are missing.
         """
-        idle = [
-            index
-            for index, record in sorted(self.records.items())
-            if record.state == "idle" and not record.is_assistant and self.is_ready(index)
-        ]
-        found: list[int] = []
+        idle, found = self.idle(), list[int]()
         for place in places:
             alike = [index for index in idle if self._are_alike(place, index)]
             if place in missing and not alike:
@@ -241,6 +236,14 @@ class Fleet:
             found.append(alike[0] if place in missing else place)
             idle = [index for index in idle if index != found[-1]]
         return tuple(found)
+
+    def idle(self) -> list[int]:
+        """The engines that take ranks and have none, and that could be called now."""
+        return [
+            index
+            for index, record in sorted(self.records.items())
+            if record.state == "idle" and not record.is_assistant and self.is_ready(index)
+        ]
 
     def _are_alike(self, one: int, other: int) -> bool:
         """Whether two engines of this host have devices of one kind."""

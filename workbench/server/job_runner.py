@@ -231,6 +231,10 @@ class JobRunner:
         waited = now - work.waits_since
         left = [place for place in record.held if place not in missing]
         fewer = [size for size in record.sizes if size <= len(left)]
+        if waited > REPLACED_WITHIN_S and may_move and len(self._fleet.idle()) >= len(missing):
+            # Other ones, on other hosts or devices: whoever schedules knows which.
+            reason = f"engines {missing} did not come back soon, and others are free"
+            return not self._release(work, JobOutcome("queued", reason))
         if waited > REPLACED_WITHIN_S and fewer and record.kind == "train" and work.is_over:
             return self._begin(work, now, tuple(left[: fewer[-1]]))
         if waited > GIVEN_UP_AFTER_S:
@@ -314,7 +318,7 @@ class JobRunner:
         elif whole.needs_weights:
             shared["weights"] = self._weights.of(whole)
         # Whichever server calls a rank, and however often, it finds the others.
-        secret = hmac.digest(key_of(self._folder), prefix.encode(), "sha256").hex()
+        secret = hmac.digest(key_of(self._folder), prefix.encode(), "sha256")[:16].hex()
         taken = rank_configs(devices, meeting, prefix, self._spec.timeout_s, secret)
         return [{"config": config, **shared} for config in taken]
 
