@@ -17,6 +17,7 @@ from ipyparallel.error import RemoteError
 from tests.client.fake_session import row
 from tests.plan.graphs import mlp
 from tests.store.test_messages import experiment as experiment_of
+from workbench.engine import calls
 from workbench.engine.calls import INTERRUPT_AGAIN_S, Assignment, assume_identity, run
 from workbench.plan import Plan
 from workbench.plan.extension.sealed import KEY_BYTES, KEY_FILE, SealError
@@ -211,6 +212,16 @@ def test_a_rank_that_cannot_answer_ends_its_process(tmp_path, monkeypatch, capfd
         called(tmp_path, "adds", first=1, second=2)
     assert ended.value.code == os.EX_IOERR
     assert "rank 0 ends, as it cannot write its answer: [Errno 28]" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("lost", "kept"), [(True, True), (False, False), (None, False)])
+def test_memory_stays_with_a_rank_that_goes_on_soon(tmp_path, monkeypatch, lost, kept):
+    told = []
+    monkeypatch.setattr(calls, "give_back", lambda *, keep: told.append(keep))
+    if lost is not None:
+        withdraw(tmp_path, lost=lost)
+    called(tmp_path, "adds", first=1, second=2)
+    assert told == [kept]
 
 
 def test_a_rank_that_could_not_begin_begins_at_the_next_call(tmp_path, monkeypatch):

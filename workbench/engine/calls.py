@@ -146,7 +146,7 @@ def run(given: Assignment) -> None:
         if files.pid != own_pid() or files.answer is not None:
             raise  # it has not begun, or it was called again
         answer = Answer.of(error)
-    give_back()  # the next run wants its memory
+    give_back(keep=files.is_lost)
     _leave(files, replace(answer, lost_rows=telemetry.close() if telemetry else 0), key)
 
 
@@ -205,9 +205,16 @@ def keep_freed() -> None:
         libc.mallopt(_MMAP_THRESHOLD, _MOST_MMAP_BYTES)
 
 
-def give_back() -> None:
-    """What nobody needs any more goes back to the system: models are full of cycles."""
+def give_back(*, keep: bool = False) -> None:
+    """What nobody needs any more is freed, and goes back to the system: models are full of cycles.
+
+    Args:
+        keep: whether freed memory stays with this process, which will want as much again soon: to
+            give a gigabyte back and to have it filled with zeros again takes half a second.
+    """
     gc.collect()
+    if keep:
+        return
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

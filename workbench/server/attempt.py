@@ -263,7 +263,7 @@ class Attempt:
         if self.has_failed or abort:
             if self._failed_at is None:
                 self._failed_at = now
-            self._withdraw()
+            self._withdraw(lost=not abort)
             since = now - self._failed_at
             if self._interrupts < 1 or (self._interrupts < 2 and since > INTERRUPT_AGAIN_S):
                 self._interrupts += 1
@@ -333,9 +333,9 @@ class Attempt:
                 rank.poll()
         return True
 
-    def _withdraw(self) -> None:
+    def _withdraw(self, *, lost: bool) -> None:
         if not self.is_withdrawn:
-            withdraw(self.folder)
+            withdraw(self.folder, lost=lost)
             self.is_withdrawn = True
             self._read(again=True)  # after it: whoever is not there now will not come
 

@@ -22,6 +22,7 @@ from workbench.store.messages import Answer
 from workbench.store.process import own_pid
 
 WITHDRAWN, STOPPING = "withdrawn", "stopping"
+LOST = "lost"  # in the file that says that an attempt is withdrawn: why it is
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,13 @@ class RankFiles:
         return (self.folder / WITHDRAWN).exists()
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the attempt was given up because a rank was lost."""
+        with suppress(OSError):
+            return (self.folder / WITHDRAWN).read_text() == LOST
+        return False
+
+    @property
     def is_stopping(self) -> bool:
         """Whether the ranks of this attempt are asked to end after their step."""
         return (self.folder / STOPPING).exists()
@@ -125,10 +133,18 @@ class RankFiles:
         return self.folder / f"rank-{self.rank}.{kind}"
 
 
-def withdraw(folder: Path) -> None:
-    """Gives an attempt up: ranks that begin later answer "interrupted", and do nothing else."""
+def withdraw(folder: Path, *, lost: bool = False) -> None:
+    """Gives an attempt up: ranks that begin later answer "interrupted", and do nothing else.
+
+    Args:
+        folder: the attempt's folder.
+        lost: whether a rank was lost, so that the others will soon be wanted for the next attempt.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / WITHDRAWN).touch()
+    if lost:
+        with suppress(OSError):  # a full disk: that it is there is what matters
+            (folder / WITHDRAWN).write_text(LOST)
 
 
 def ask_to_stop(folder: Path) -> None:
