@@ -18,6 +18,8 @@ def test_quick(tmp_path, monkeypatch):
         "store_growth",
         "memory_growth",
         "server_core_share",
+        "server_memory_growth",
+        "notebook_memory_growth",
         "control_bytes_per_step",
         "tensor_bytes_through_controller",
         "submit_to_first_step",
@@ -26,5 +28,6 @@ def test_quick(tmp_path, monkeypatch):
     assert figures["schedule_seconds"]["max"] < 1.0
     assert figures["store_growth"]["max"] < 1.2
     assert figures["memory_growth"]["max"] < 1.2
+    assert figures["server_memory_growth"]["max"] < 1.2
     assert figures["tensor_bytes_through_controller"]["max"] == 0.0
     assert figures["control_bytes_per_step"]["max"] < 10.0
