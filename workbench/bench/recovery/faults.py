@@ -432,28 +432,34 @@ def matrix(
         left: what it leaves behind is added to it.
         num_hosts: the number of emulated hosts that its engines are on; 0: this one.
     """
-    with tempfile.TemporaryDirectory() as folder, around(Path(folder), num_hosts) as place:
-        if place is None:
-            yield None
-            return
-        one = Matrix(place, experiment, other)
-        try:
-            yield one
-        finally:
-            with suppress(ClusterError):
-                one.cluster.stop()
-            left += _left(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        with around(Path(folder), num_hosts) as place:
+            if place is None:
+                yield None
+                return
+            one = Matrix(place, experiment, other)
+            try:
+                yield one
+            finally:
+                with suppress(ClusterError):
+                    one.cluster.stop()
+                left += _parts(Path(folder))
+        left += _processes(Path(folder))
 
 
-def _left(folder: Path) -> list[str]:
-    """The processes and parts of files that are left behind; what ranks share has no name."""
-    found = [
+def _processes(folder: Path) -> list[str]:
+    """The processes that are left behind; what ranks share has no name."""
+    return [
         f"process {' '.join(process.info['cmdline'])}"
         for process in psutil.process_iter(["cmdline"])
         if any(str(folder) in word for word in process.info["cmdline"] or ())
     ]
+
+
+def _parts(folder: Path) -> list[str]:
+    """The parts of files that are left behind."""
     parts = [*folder.rglob("*.tmp"), *folder.rglob("*.part")]
-    return [*found, *(f"file {path.relative_to(folder)}" for path in parts)]
+    return [f"file {path.relative_to(folder)}" for path in parts]
 
 
 def _send(pid: int, how: How) -> None:
