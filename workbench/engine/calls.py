@@ -120,9 +120,8 @@ def run(given: Assignment) -> None:
     control = StopRequest(renew=files.renew)
     telemetry: Telemetry | None = None
     try:
-        with _signals(
-            control, files, trains=given.trains
-        ):  # before anybody knows whom to interrupt
+        # Before anybody knows whom to interrupt.
+        with _signals(control, files, trains=given.trains):
             if not files.begin():
                 return
             # ipykernel would send what is printed through the controller.

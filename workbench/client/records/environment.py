@@ -80,7 +80,7 @@ class Environment:
         machine: the fingerprint of the hardware, under which a calibrated machine is kept.
         seed: the seed of weights, data and dropout.
         model: the model's name.
-        cluster: the name of the cluster; "": an older workbench did not say.
+        cluster: the name of the cluster.
         module: the module as it prints itself; "" for a model that is built by name.
         sources: the texts of the person's own classes and functions in model and experiment.
         times: when it was submitted, started and ended.
