@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -10,6 +12,7 @@ from tests.supervisor import supervising
 from workbench.store import registry
 from workbench.store.cluster_store import STORE, mend, rebuild
 from workbench.store.database import backup_of
+from workbench.store.errors import StoreError
 from workbench.store.store import Store
 from workbench.supervisor import supervisor_of
 
@@ -86,6 +89,30 @@ def test_a_cluster_that_was_moved_has_its_runs_where_they_are_now(tmp_path):
         assert list(folder.glob(f"{STORE}.moved-1"))
     finally:
         again.stop()
+
+
+@pytest.mark.parametrize("damage", ["damaged", "of another version"])
+def test_a_store_that_cannot_be_used_stays_where_it_is_and_so_does_its_backup(tmp_path, damage):
+    folder = registry.folder_for(tmp_path, "kept")
+    folder.mkdir(mode=0o700)
+    path = folder / STORE
+    store = Store(path, create=True)
+    store.set_meta("a note", "of before")
+    store.backup()
+    store.close()
+    if damage == "damaged":
+        path.write_bytes(b"no database, but as long as one " * 1000)
+        rebuild(folder, "a:task")
+        assert "was damaged; the backup of" in mend(path)
+        assert Store(path).meta("a note") == "of before"
+    else:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA user_version = 7")
+        with pytest.raises(StoreError, match="has version 7"):
+            rebuild(folder, "a:task")
+        assert path.exists()
+    assert backup_of(path).exists()
+    assert not list(folder.glob("*.moved-*"))
 
 
 def test_a_store_with_a_backup_is_not_made_again(tmp_path):

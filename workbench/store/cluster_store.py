@@ -145,12 +145,17 @@ def rebuild(folder: Path, task: str) -> None:
 
     Raises:
         OSError: the folder may not be written into.
+        StoreError: the store is of another version, or locked.
     """
     path = folder / STORE
     if path.exists():
-        with suppress(StoreError), closing(open_store(folder)) as store:
-            if store.meta(FOLDER) in (None, str(folder)):
-                return
+        try:
+            with closing(open_store(folder)) as store:
+                whose = store.meta(FOLDER)
+        except StoreDamaged:
+            return  # `mend` has a backup for it, or says that there is none
+        if whose in (None, str(folder)):
+            return
         _put_aside(path)
     elif backup_of(path).exists():
         return

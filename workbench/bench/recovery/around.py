@@ -6,8 +6,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -68,32 +69,23 @@ class Around:
     def fill(self, seconds: float) -> None:
         """Has the disk be full for a while."""
         assert self.disk is not None
-        self.disk.fill()
-        try:
-            time.sleep(seconds)
-        finally:
-            self.disk.empty()
+        _for(seconds, self.disk.fill, self.disk.empty)
 
     def freeze(self, seconds: float) -> None:
         """Has the disk stand still for a while."""
         assert self.disk is not None
-        self.disk.freeze()
-        try:
-            time.sleep(seconds)
-        finally:
-            self.disk.thaw()
+        _for(seconds, self.disk.freeze, self.disk.thaw)
 
     def forbid(self, run: Run, seconds: float) -> None:
         """Has a run's folder, and that of its attempts, take no files for a while."""
         folders = [each for each in (run.directory, run.directory / "attempts") if each.exists()]
         folders += run.directory.glob("attempts/*")
-        try:
+
+        def set_all(*, unwritable: bool) -> None:
             for folder in folders:
-                set_unwritable(folder, unwritable=True)
-            time.sleep(seconds)
-        finally:
-            for folder in folders:
-                set_unwritable(folder, unwritable=False)
+                set_unwritable(folder, unwritable=unwritable)
+
+        _for(seconds, partial(set_all, unwritable=True), partial(set_all, unwritable=False))
 
     def damage(self, run: Run) -> None:
         """Overwrites some of the newest checkpoint."""
@@ -126,11 +118,7 @@ class Around:
     def unplug(self, index: int, seconds: float) -> None:
         """Has a host be reached by nobody for a while."""
         assert self.hosts is not None
-        self.hosts.disconnect(index)
-        try:
-            time.sleep(seconds)
-        finally:
-            self.hosts.reconnect(index)
+        _for(seconds, partial(self.hosts.disconnect, index), partial(self.hosts.reconnect, index))
 
     def vanish(self, index: int) -> None:
         """Ends a host without a word to anybody, as a loss of power does."""
@@ -164,6 +152,14 @@ class Around:
             with suppress(OSError):  # it has ended
                 if os.stat(f"/proc/{process.pid}/ns/net").st_ino in namespaces:
                     yield process
+
+
+def _for(seconds: float, begin: Callable[[], object], end: Callable[[], object]) -> None:
+    try:
+        begin()
+        time.sleep(seconds)
+    finally:
+        end()
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from typing import Literal, get_args
 import psutil
 
 from workbench.bench.recovery.around import HOUR_S, Around, around, can_starve
-from workbench.bench.recovery.processes import LOOK_S, attached_again, controller_of
+from workbench.bench.recovery.kills import LOOK_S, attached_again, controller_of
 from workbench.bench.report import Cell
 from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
@@ -145,7 +145,7 @@ class Matrix:
     """A cluster to which faults happen, one after the other.
 
     Args:
-        place: what it stands on.
+        place: the disk, clock and hosts that its cluster stands on.
         experiment: the experiment that is trained, for two ranks.
         other: the plan that runs are resharded to.
     """
@@ -429,7 +429,7 @@ def matrix(
     Args:
         experiment: the experiment that is trained, for two ranks.
         other: the plan that runs are resharded to.
-        left: what it leaves behind is added to it.
+        left: a list that takes the processes and files that are left behind.
         num_hosts: the number of emulated hosts that its engines are on; 0: this one.
     """
     with tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workbench.bench.recovery.processes import LOOK_S, attached_again, controller_of
+import psutil
+
 from workbench.bench.report import Cell
 from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
@@ -34,6 +35,7 @@ OF_ALL: tuple[Kind, ...] = ("supervisor SIGKILL", "controller SIGKILL")  # which
 PHASES: tuple[Phase, ...] = ("step", "checkpoint", "step", "re-cut", "scheduling")
 CLOSE = 1e-9  # after a resharding, since another plan adds up in another order
 END_S = 180.0
+LOOK_S = 0.002
 SERVER_S = 5.0  # from one server's end until the next one is at work, at most
 _TIMES = (
     "server there",
@@ -224,6 +226,30 @@ class Target:
             max(lost.step - following.resumed, 0),
         )
         return dict(zip(_TIMES, found, strict=True))
+
+
+def controller_of(cluster: Cluster) -> int | None:
+    """The process id of a cluster's controller; None while there is none."""
+    supervisor = holder(cluster.folder / SUPERVISOR)
+    with suppress(psutil.Error):
+        for child in [] if supervisor is None else psutil.Process(supervisor.pid).children():
+            if "ipyparallel.controller" in child.cmdline():
+                return child.pid
+    return None
+
+
+def attached_again(cluster: Cluster, limit_s: float) -> Cluster:
+    """The cluster whose supervisor was killed, attached to as another notebook would.
+
+    Raises:
+        TimeoutError: the supervisor does not end within the limit.
+    """
+    deadline = time.monotonic() + limit_s
+    while holder(cluster.folder / SUPERVISOR) is not None:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the supervisor does not end")
+        time.sleep(LOOK_S)
+    return Cluster.attach(cluster.folder)
 
 
 def loss_of(run: Run) -> float:
