@@ -12,6 +12,7 @@ from tests.server.fake_server import FolderCalls
 from tests.server.meeting import meeting_place
 from tests.store.test_messages import experiment
 from workbench.plan import Plan
+from workbench.server.fleet import NOBODY_COMES_AFTER_S
 from workbench.server.job_runner import PARKED_AFTER_S
 from workbench.server.loop import Server
 from workbench.store import messages
@@ -111,3 +112,27 @@ def test_initial_weights_are_made_at_once(folder):
     (call,) = calls
     assert store.job(call.id).state == "starting"
     assert store.job(run).state == "starting"
+
+
+def test_a_call_fails_whose_engine_nobody_starts_again(folder):
+    """Lent engines are waited for by whoever has them: as after the end of a host."""
+    store = Store(folder / "server.sqlite")
+    lease = store.submit(Request(kind="lease", name="a measurement", task="", engines=3))
+    server, now = served(folder, store), 0.0
+    while store.job(lease).state != "running":
+        server.tick(now, 0.001)
+        now += 0.05
+        assert now < 20.0, store.events()
+    store.set_engine(1, state="dead", death="was ended by SIGKILL")
+    call = store.submit(
+        Request(kind="call", name="a call", task="a:b", engines=3, places=(0, 1, 2), lease=lease)
+    )
+    for _ in range(40):
+        server.tick(now, 0.001)
+        now += 0.05
+    assert store.job(call).state == "queued"
+    server.tick(now + NOBODY_COMES_AFTER_S, 0.001)
+    ended = store.job(call)
+    assert ended.state == "failed"
+    assert ended.reason.startswith("engine 1, of rank 1, was ended by SIGKILL, and no other")
+    assert (ended.error.kind, ended.error.rank) == ("EngineDied", 1)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.store.files import replacing, write_whole
+from workbench.store import files
+from workbench.store.files import FolderChanges, replacing, write_whole
 
 
 @pytest.fixture
@@ -47,3 +48,21 @@ def test_the_group_may_not_write_into_it_under_any_umask(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
+
+
+def test_a_file_that_came_within_the_same_coarse_second_is_seen(tmp_path, monkeypatch):
+    """As over SFTP, whose dates are whole seconds, and of the server's clock."""
+    now = [100.0]
+    monkeypatch.setattr(files.time, "monotonic", lambda: now[0])
+    os.utime(tmp_path, (50, 50))
+    changes = FolderChanges(tmp_path)
+    assert changes.seen()
+    now[0] += 0.5
+    (tmp_path / "file").touch()
+    os.utime(tmp_path, (50, 50))  # the same date as before the file
+    assert changes.seen()
+    now[0] += 2.0
+    assert changes.seen(), "it is read once more after the date has become old"
+    assert not changes.seen()
+    (tmp_path / "another").touch()
+    assert changes.seen()

@@ -1,7 +1,6 @@
 """How a cluster's processes begin, where each of them runs, and what is removed once they end."""
 
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -13,7 +12,7 @@ from workbench.hosts.host import assign, probe, whole_host
 from workbench.hosts.processes import is_alive, until
 from workbench.store import registry
 from workbench.store.cluster_spec import FILE, HERE, ClusterSpec
-from workbench.store.cluster_store import STORE, open_store
+from workbench.store.cluster_store import open_store, remove, store_of
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.process import ProcessIdentity
 from workbench.store.profile import Launch
@@ -124,8 +123,7 @@ def end(folder: Path, *, keep_folder: bool = False, at_once: bool = False) -> No
                 break
             supervisor.send(number)
     if not keep_folder:
-        registry.remove(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def sweep(directory: Path) -> None:
@@ -140,12 +138,11 @@ def sweep(directory: Path) -> None:
         if supervisor_of(folder) is not None:
             continue
         with suppress(StoreError):  # damaged, or of another version: it is not ours to remove
-            if (folder / STORE).exists():
+            if store_of(folder).exists():
                 with closing(open_store(folder)) as store:
                     if store.jobs(states=UNFINISHED):
                         continue
-            registry.remove(folder)
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
 
 
 def _is_own(folder: Path) -> bool:

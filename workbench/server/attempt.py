@@ -13,7 +13,7 @@ from pathlib import Path
 
 from workbench.plan.experiment.measured import Row
 from workbench.server.outcome import End
-from workbench.store.files import write_whole
+from workbench.store.files import FolderChanges, write_whole
 from workbench.store.messages import Answer
 from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import WITHDRAWN, RankFiles, ask_to_stop, withdraw
@@ -158,8 +158,6 @@ KILL_AFTER_S = 4.0
 REPEAT_STOP_S = 0.5
 DELIVER_AGAIN_S = 5.0
 POLL_EVERY_S = 0.1
-# A folder's date is this coarse: one that was changed so recently may change without a trace.
-DATE_GRAIN_NS = 50_000_000
 
 
 def attempt_folder(directory: str, number: int) -> Path:
@@ -196,7 +194,8 @@ class Attempt:
             for rank, (place, process) in enumerate(zip(places, processes, strict=True))
         ]
         self.is_withdrawn = (folder / WITHDRAWN).exists()
-        self._changed_at, self._polled_at, self._num_died = 0, 0.0, -1
+        self._changes = FolderChanges(folder)
+        self._polled_at, self._num_died = 0.0, -1
         self._failed_at: float | None = None
         self._was_refused = self._is_unexplained = False
         self._interrupts, self._stop_sent_at, self._sent_at = 0, -REPEAT_STOP_S, -DELIVER_AGAIN_S
@@ -322,12 +321,9 @@ class Attempt:
         return [rank.end() for rank in self.ranks]
 
     def _read(self, *, again: bool = False) -> bool:
-        """Reads the folder if it has changed: one look at its date costs next to nothing."""
-        changed_at = os.stat(self.folder).st_mtime_ns
-        if not again and changed_at == self._changed_at:
+        """Reads the folder if it has changed."""
+        if not (self._changes.seen() or again):
             return False
-        if time.time_ns() - changed_at > DATE_GRAIN_NS:
-            self._changed_at = changed_at
         for rank in self.ranks:
             if not rank.has_ended:
                 rank.poll()

@@ -278,15 +278,15 @@ class ControllerCalls:
 
     def _connect(self) -> None:
         """Connects as soon as there is a controller, and again when another took its place."""
-        path, connected = connection_file(self._folder, "client"), 0
+        path, connected = connection_file(self._folder, "client"), b""
         while not self._closing.wait(CONNECT_AGAIN_S):
             with suppress(OSError, ClusterError):
-                stamp = path.stat().st_mtime_ns
-                if stamp != connected:
+                said = path.read_bytes()
+                if said != connected:
                     before, self._calls = self._calls, None
                     if before is not None:
                         before.close()
                     calls = Calls(self._folder, self._count, within_s=CONNECT_WITHIN_S)
                     self._seen, self._introductions, self._under_way = set(), {}, []
-                    self._calls, connected = calls, stamp
+                    self._calls, connected = calls, said
                     self.connection += 1

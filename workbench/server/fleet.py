@@ -13,7 +13,7 @@ from workbench.server.vitals import out_of_memory_kills
 from workbench.store.cluster_spec import EngineDevice
 from workbench.store.errors import ClusterError
 from workbench.store.process import ProcessIdentity
-from workbench.store.record import EngineRecord, EngineState
+from workbench.store.record import EngineRecord, EngineState, ErrorRecord, JobRecord
 from workbench.store.store import Store
 
 ASK_EVERY_S = 0.2
@@ -72,6 +72,8 @@ class Watch:
 # The supervisor, whose children engines are, says how one ended; a moment after the kernel did.
 SAID_WITHIN_S = 0.3
 POLL_EVERY_S = 0.25
+# The supervisor starts another sooner, unless it has given up.
+NOBODY_COMES_AFTER_S = 15.0
 
 
 class Fleet:
@@ -102,6 +104,7 @@ class Fleet:
         self._assigned: dict[ProcessIdentity, int] = {}  # the index that it was told to take
         self._place: dict[ProcessIdentity, int] = {}
         self._died_at: dict[ProcessIdentity, float] = {}
+        self._dead_since: dict[int, float] = {}
         self._short_of_memory: set[ProcessIdentity] = set()
         self._oom_kills = out_of_memory_kills()
         self._polled_at = self._asked_at = float("-inf")
@@ -138,6 +141,8 @@ class Fleet:
         self.records = {record.index: record for record in self._store.engines()}
         known = {r.process: r.index for r in self.records.values() if r.process is not None}
         self._place |= known
+        dead = [index for index, record in self.records.items() if record.state == "dead"]
+        self._dead_since = {index: self._dead_since.get(index, now) for index in dead}
         self._follow(known, now)
         for index in list(self.records):
             self._settle(self.records[index])
@@ -214,6 +219,16 @@ class Fleet:
         if process in self._short_of_memory:
             return f"{said}: memory ran out, as the kernel's counter of such kills says"
         return said
+
+    def loss(self, job: JobRecord) -> ErrorRecord | None:
+        """Why a job cannot begin on the engines that it names; None: it can, now or soon."""
+        for rank, place in enumerate(job.places or ()):
+            since = self._dead_since.get(place, self._polled_at)
+            if self._polled_at - since > NOBODY_COMES_AFTER_S:
+                death = self.records[place].death
+                text = f"engine {place}, of rank {rank}, {death}, and no other came in its place"
+                return ErrorRecord("EngineDied", text, rank, death=death)
+        return None
 
     def is_lost(self, process: ProcessIdentity, error: Exception) -> bool:
         """Whether a call failed because its engine ended; that is told by its process."""

@@ -220,6 +220,8 @@ class JobRunner:
         if work.newest is None:
             # Beside all else: to read so much takes longer than an engine takes to stand in.
             work.newest = self._reader.submit(newest_whole, Path(record.directory))
+        if record.kind == "call" and (lost := self._fleet.loss(record)) is not None:
+            return not self._release(work, JobOutcome("failed", lost.text, lost))
         missing = [place for place in record.held if not self._fleet.is_ready(place)]
         if not missing:
             return self._begin(work, now)

@@ -69,7 +69,10 @@ class Queue:
             self._store.update_all(news, only_in=QUEUED)
 
     def _let_go(self, jobs: Sequence[JobRecord]) -> None:
-        """Cancels what somebody waits for who is gone, and calls whose lease is over."""
+        """Cancels what somebody waits for who is gone, and calls whose lease is over.
+
+        Calls fail whose engines are gone: whoever waits for them is told.
+        """
         for job in jobs:
             reason = ""
             if job.kind != "train" and job.owner is not None and not job.owner.is_alive:
@@ -80,6 +83,9 @@ class Queue:
                 job.id, "cancelled", only_in=QUEUED, reason=reason
             ):
                 self._commands.request(job, "cancel")
+            lost = self._fleet.loss(job) if job.kind == "call" and not reason else None
+            if lost is not None:
+                self._store.release(job.id, "failed", only_in=QUEUED, reason=lost.text, error=lost)
 
     def _begin(self, job: JobRecord, places: tuple[int, ...]) -> bool:
         """Takes engines for a job's next attempt; one whose folder fails is parked."""

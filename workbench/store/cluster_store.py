@@ -1,6 +1,8 @@
 """The store of a cluster: who may open it, and what stands in for one that is damaged or lost."""
 
 import json
+import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -10,19 +12,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pydantic import TypeAdapter
 
 from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.reading import text_of
-from workbench.store import messages
+from workbench.store import messages, registry
 from workbench.store.cluster_spec import key_of
 from workbench.store.database import Database, backup_of
 from workbench.store.errors import ClusterError, StoreDamaged, StoreError
 from workbench.store.files import replacing
 from workbench.store.process import SUPERVISOR, holder
 from workbench.store.record import Request
-from workbench.store.registry import name_of
 from workbench.store.run_folder import (
     ENVIRONMENT,
     EXPERIMENT,
@@ -35,16 +37,55 @@ from workbench.store.run_folder import (
 from workbench.store.store import Store
 
 STORE = "server.sqlite"
-"""The store's file in a cluster's folder."""
+"""The name of the store's file."""
 FOLDER = "folder"
 """The note in a store that says whose it is."""
+
+
+# File systems of this host that no device stands for; those of other hosts have none either.
+_HERE = {"tmpfs", "ramfs", "rootfs", "overlay", "aufs", "zfs"}
+
+
+def store_of(folder: Path) -> Path:
+    """Returns where the store of a cluster is: in its folder, unless that comes over a network.
+
+    SQLite takes what it has written and locked for written and locked, which a file system of
+    another host may lose with its connection (sqlite.org/howtocorrupt.html, sections 2.1 and 3).
+    Then the store is in this host's folder for state, if that is on a file system of its own.
+
+    Args:
+        folder: the cluster's folder.
+    """
+    known = registry.place_of(folder)
+    if _is_remote(folder) and not _is_remote(known):
+        return known / STORE
+    return folder / STORE
+
+
+def _is_remote(folder: Path) -> bool:
+    """Whether a folder, which need not be there yet, comes from another host."""
+    path, found = os.path.realpath(folder), ("", True)
+    for mount in psutil.disk_partitions(all=True):  # a later one covers an earlier one
+        inside = os.path.commonpath([path, mount.mountpoint]) == mount.mountpoint
+        if inside and len(mount.mountpoint) >= len(found[0]):
+            is_here = mount.device.startswith("/dev/") or mount.fstype in _HERE
+            found = mount.mountpoint, not is_here
+    return found[1]
+
+
+def remove(folder: Path) -> None:
+    """Removes a cluster that has ended: its name, its store and its folder."""
+    if (store := store_of(folder)).parent != folder:
+        shutil.rmtree(store.parent, ignore_errors=True)
+    registry.remove(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_store(folder: Path, *, create: bool = False, read_only: bool = False) -> Store:
     """Opens the store of a cluster, of whose host alone processes may do so.
 
-    SQLite's log (WAL) is shared memory: over a network file system another host would not see it,
-    and what it wrote could damage the file (sqlite.org/wal.html).
+    SQLite's log (WAL) is shared memory: another host would not see it, and what it wrote could
+    damage the file (sqlite.org/wal.html).
 
     Args:
         folder: the cluster's folder.
@@ -62,7 +103,10 @@ def open_store(folder: Path, *, create: bool = False, read_only: bool = False) -
             "is open to processes there alone. What its runs have measured can be read anywhere: "
             "wb.runs(folder), wb.Run.load(folder)"
         )
-    return Store(folder / STORE, create=create, read_only=read_only)
+    path = store_of(folder)
+    if create:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Store(path, create=create, read_only=read_only)
 
 
 def restore(path: str | Path) -> Path:
@@ -147,7 +191,7 @@ def rebuild(folder: Path, task: str) -> None:
         OSError: the folder may not be written into.
         StoreError: the store is of another version, or locked.
     """
-    path = folder / STORE
+    path = store_of(folder)
     if path.exists():
         try:
             with closing(open_store(folder)) as store:
@@ -223,7 +267,7 @@ class _Run:
 
 def _runs(folder: Path) -> Iterator[_Run]:
     """The runs of a cluster whose folders can be read, beside its own."""
-    name = name_of(folder)
+    name = registry.name_of(folder)
     for path in folder.parent.glob(f"*/{EXPERIMENT}"):
         with suppress(ClusterError, ExperimentError, PlanError, OSError, ValueError):
             directory = path.parent

@@ -1,5 +1,6 @@
 """Which clusters there are, by name: one small file for each in the platform's folder for state."""
 
+import hashlib
 import os
 import platform
 import re
@@ -110,6 +111,13 @@ def require_trusted(folder: Path, *, trust: bool = False) -> None:
             f"{folder} is none of the clusters that you have started from this account: what it "
             "holds would be executed here. If all of it is yours: attach(folder, trust=True)"
         )
+
+
+def place_of(folder: Path) -> Path:
+    """Returns a folder for what one of these clusters keeps on this host; it may not be there."""
+    path = os.path.realpath(folder)
+    digest = hashlib.sha256(path.encode()).hexdigest()[:16]
+    return _place("").parent / f"{name_of(folder)}-{digest}"
 
 
 def _place(name: str) -> Path:

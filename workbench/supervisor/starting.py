@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from workbench.store.cluster_spec import ClusterSpec, key_of
-from workbench.store.cluster_store import FOLDER, STORE, mend, open_store
+from workbench.store.cluster_store import FOLDER, mend, open_store, store_of
 from workbench.store.errors import ClusterError
 from workbench.store.process import SUPERVISOR, ProcessIdentity, holder
 from workbench.supervisor.log import LOG, said
@@ -40,7 +40,7 @@ def start(folder: Path, spec: ClusterSpec | None = None) -> None:
     else:
         spec.save(folder)
     key_of(folder)  # made before anybody wants it
-    mended = "" if supervisor_of(folder) else mend(folder / STORE)
+    mended = "" if supervisor_of(folder) else mend(store_of(folder))
     # Closed here: an interrupt while the interpreter closes it would be lost.
     with closing(open_store(folder, create=True)) as store:
         store.attach(ProcessIdentity.here())

@@ -20,7 +20,7 @@ PLAN = Plan.hybrid(GRAPH, 2)
 
 def test_requests_are_read_as_they_were_made(tmp_path):
     requests = RunRequests(tmp_path)
-    assert (requests.newest(), requests.last_carried_out(), requests.changed_at) == (0, 0, 0)
+    assert (requests.newest(), requests.last_carried_out(), requests.changed()) == (0, 0, False)
     made = [LearningRate(0.05), PLAN, SaveNow()]
     assert [requests.submit(each) for each in made] == [1, 2, 3]
     assert RunRequests(tmp_path).newest() == 3

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from workbench.bench.recovery.disk import Disk, disk, set_unwritable
+from workbench.bench.recovery.disk import Disk, NetworkDisk, disk, network_disk, set_unwritable
 from workbench.bench.recovery.jumping import sitecustomize as jumping
 from workbench.client.run.run import Run
 from workbench.hosts.emulated.hosts import Hosts
@@ -35,18 +35,28 @@ class Around:
         folder: a folder for all of it.
         stack: ends all of it.
         num_hosts: the number of emulated hosts; 0: engines are on this host.
+        network: where runs are, if their folder comes over a network.
 
     Attributes:
         disk: the disk of runs and store; None: they have none of their own.
+        network: the file system of runs that comes over a network; None: they are on a disk.
         hosts: the emulated hosts of its engines; None: they are on this host.
         directory: the folder for runs.
         profile: how engines get to the hosts; None: they are on this host.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack, num_hosts: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stack: ExitStack,
+        num_hosts: int = 0,
+        network: NetworkDisk | None = None,
+    ) -> None:
         self._folder, self._stack, self._num_hosts = folder, stack, num_hosts
-        self.disk: Disk | None = stack.enter_context(disk(folder))
-        self.directory = (folder if self.disk is None else self.disk.root) / "runs"
+        self.network = network
+        self.disk: Disk | None = None if network else stack.enter_context(disk(folder))
+        mounted = self.disk or network
+        self.directory = (folder if mounted is None else mounted.root) / "runs"
         self.hosts: Hosts | None = None
         self.profile: str | None = None
         self._clock = folder / "clock"
@@ -75,6 +85,11 @@ class Around:
         """Has the disk stand still for a while."""
         assert self.disk is not None
         _for(seconds, self.disk.freeze, self.disk.thaw)
+
+    def stall(self, seconds: float) -> None:
+        """Has the network's file system not answer for a while."""
+        assert self.network is not None
+        _for(seconds, self.network.stall, self.network.go_on)
 
     def forbid(self, run: Run, seconds: float) -> None:
         """Has a run's folder, and that of its attempts, take no files for a while."""
@@ -163,16 +178,21 @@ def _for(seconds: float, begin: Callable[[], object], end: Callable[[], object])
 
 
 @contextmanager
-def around(folder: Path, num_hosts: int = 0) -> Iterator[Around | None]:
-    """What a cluster stands on; None where it is to have hosts, and there can be none.
+def around(folder: Path, num_hosts: int = 0, *, network: bool = False) -> Iterator[Around | None]:
+    """What a cluster stands on; None where it is to have what there can be none of here.
 
     Args:
         folder: a folder for all of it.
         num_hosts: the number of emulated hosts; 0: engines are on this host.
+        network: whether the folder of runs comes over a network.
     """
     with ExitStack() as stack:
         found = None
-        if not num_hosts or shutil.which("sshd", path="/usr/sbin:/usr/bin"):
+        mounted = stack.enter_context(network_disk(folder)) if network else None
+        if network:
+            if mounted is not None:
+                found = Around(folder, stack, network=mounted)
+        elif not num_hosts or shutil.which("sshd", path="/usr/sbin:/usr/bin"):
             with suppress(HostsError):
                 found = Around(folder, stack, num_hosts)
         yield found

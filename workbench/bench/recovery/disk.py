@@ -1,10 +1,11 @@
-"""A disk that fills up or stands still: a file system of its own, in a file, which root mounts."""
+"""Disks that fail: file systems in a file, or behind a connection, which root mounts."""
 
 import errno
 import fcntl
 import os
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,6 +14,7 @@ FREEZE, THAW = 0xC0045877, 0xC0045878  # FIFREEZE and FITHAW of linux/fs.h
 GET_FLAGS, SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS
 IMMUTABLE = 0x10  # FS_IMMUTABLE_FL
 LEAST_CHUNK = 4096
+SFTP_SERVER = "/usr/lib/openssh/sftp-server"
 
 
 class Disk:
@@ -60,6 +62,37 @@ class Disk:
             os.close(folder)
 
 
+class NetworkDisk:
+    """A folder of this host behind SFTP, whose server is a process that `sshfs` has started.
+
+    Args:
+        root: the folder where it is mounted.
+        pid: a function that gives the server's process id; None: there is none at the moment.
+    """
+
+    def __init__(self, root: Path, pid: Callable[[], int | None]) -> None:
+        self.root = root
+        self._pid = pid
+
+    def stall(self) -> None:
+        """Who reads or writes waits until `go_on`."""
+        self._send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Lets the server answer again."""
+        self._send(signal.SIGCONT)
+
+    def cut(self) -> None:
+        """Breaks the connection: what is under way fails, and files that are open are lost."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        pid = self._pid()
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
 def set_unwritable(folder: Path, *, unwritable: bool) -> None:
     """Sets whether a folder takes no new files and loses none, not even root's; those in it stay.
 
@@ -94,6 +127,36 @@ def disk(folder: Path) -> Iterator[Disk | None]:
     finally:
         found.thaw()
         _run("umount", "--lazy", str(root))  # a process that was killed may still have files open
+
+
+@contextmanager
+def network_disk(folder: Path) -> Iterator[NetworkDisk | None]:
+    """A network file system that is mounted in a folder; None where this process may mount none."""
+    served, root, wire = folder / "served", folder / "network", folder / "wire"
+    served.mkdir()
+    root.mkdir()
+    pid = folder / "wire.pid"
+    # sshfs talks to what it takes for ssh: here to the server itself, of which it starts another
+    # where the connection is cut.
+    wire.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec {SFTP_SERVER}\n")
+    wire.chmod(0o700)
+    options = f"reconnect,ssh_command={wire}"
+    try:
+        _run("sshfs", "-o", options, f"here:{served}", str(root))
+    except (OSError, subprocess.CalledProcessError):
+        yield None
+        return
+
+    def server() -> int | None:
+        said = pid.read_text().strip()
+        return int(said) if said else None
+
+    found = NetworkDisk(root, server)
+    try:
+        yield found
+    finally:
+        found.go_on()
+        _run("umount", "--lazy", str(root))
 
 
 def _run(*command: str) -> None:

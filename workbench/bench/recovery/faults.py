@@ -6,6 +6,7 @@
     engine                                         out of memory
     disk of runs and store                         full, frozen or unwritable for 3 s; a checkpoint
                                                    damaged, and a rank killed
+    network disk: a file system behind SFTP        stalled for 3 s; its connection cut
     clock                                          jumps by an hour, forward or back
     link of a host                                 down for 2 s and for 60 s
     host                                           gone, without a word
@@ -30,15 +31,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import psutil
 
 from workbench.bench.recovery.around import HOUR_S, Around, around, can_starve
+from workbench.bench.recovery.fault_table import Fault, How, Moment, Place, Process
 from workbench.bench.recovery.kills import LOOK_S, attached_again, controller_of
 from workbench.bench.report import Cell
 from workbench.client.cluster import Cluster
@@ -49,51 +50,12 @@ from workbench.store.errors import ClusterError, RunError
 from workbench.store.process import RENDEZVOUS, SERVER, SUPERVISOR, ProcessIdentity, holder
 from workbench.train.checkpoint.checkpoint import latest
 
-Process = Literal[
-    "engine", "server", "rendezvous", "controller", "supervisor", "notebook", "agent", "relay"
-]
-Place = Literal["disk", "clock", "link", "host"]
-Signal = Literal["kill", "stop", "interrupt"]
-How = Literal[
-    Signal,
-    "out of memory",
-    "full",
-    "frozen",
-    "unwritable",
-    "damaged",
-    "forward",
-    "back",
-    "down for 2 s",
-    "down for 60 s",
-    "gone",
-]
-Moment = Literal[
-    "start", "step", "checkpoint", "re-cut", "stop", "sweep", "attach", "calibrate", "verify"
-]
-OF_NOTEBOOKS: tuple[Moment, ...] = ("start", "step", "checkpoint")
-OF_RUNS: tuple[Moment, ...] = ("start", "step", "checkpoint", "re-cut", "stop", "sweep")
-OF_ALL: tuple[Moment, ...] = (*OF_RUNS, "calibrate", "verify")
-ON_THIS_HOST: dict[tuple[Process | Place, tuple[How, ...]], tuple[Moment, ...]] = {
-    **{
-        (process, get_args(Signal)): get_args(Moment)
-        for process in ("engine", "server", "rendezvous", "controller", "supervisor")
-    },
-    ("notebook", get_args(Signal)): OF_NOTEBOOKS,
-    ("engine", ("out of memory",)): OF_RUNS,
-    ("disk", ("full", "frozen")): OF_ALL,
-    ("disk", ("unwritable",)): OF_RUNS,
-    ("disk", ("damaged",)): ("step", "checkpoint"),
-    ("clock", ("forward", "back")): OF_ALL,
-}
-ON_HOSTS: dict[tuple[Process | Place, tuple[How, ...]], tuple[Moment, ...]] = {
-    ("agent", get_args(Signal)): OF_ALL,
-    ("relay", get_args(Signal)): OF_ALL,
-    ("link", ("down for 2 s",)): OF_ALL,
-    ("link", ("down for 60 s",)): ("start", "step", "checkpoint", "re-cut"),
-    ("host", ("gone",)): OF_RUNS,
-}
 # What a run's error says that could not write.
-SAID = {"full": ("No space left",), "unwritable": ("Operation not permitted", "Permission denied")}
+SAID = {
+    "full": ("No space left",),
+    "unwritable": ("Operation not permitted", "Permission denied"),
+    "cut": ("Input/output error", "Transport endpoint is not connected"),
+}
 SIGNALS: dict[How, signal.Signals] = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
@@ -101,44 +63,11 @@ SIGNALS: dict[How, signal.Signals] = {
 }
 HELD = {"server": SERVER, "supervisor": SUPERVISOR, "rendezvous": RENDEZVOUS}
 ENGINES, RANKS = 3, 2
+# An interrupt of these reaches a rank, which ends.
+OF_RANKS = ("engine", "relay", "agent")
 STOPPED_S = 3.0
 LIMIT_S = 120.0
 TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One cell of the matrix.
-
-    Attributes:
-        process: the process that it hits, or what it stands on.
-        how: the fault.
-        moment: the moment of the cluster's work.
-    """
-
-    process: Process | Place
-    how: How
-    moment: Moment
-
-    @property
-    def costs_a_host(self) -> bool:
-        """Whether the cluster has fewer hosts after it."""
-        return self.process in ("host", "agent") or self.how == "down for 60 s"
-
-    def __str__(self) -> str:
-        return f"{self.process}, {self.how}, {self.moment}"
-
-
-def every(
-    table: Mapping[tuple[Process | Place, tuple[How, ...]], tuple[Moment, ...]],
-) -> list[Fault]:
-    """All cells of a table."""
-    return [
-        Fault(process, how, moment)
-        for (process, hows), moments in table.items()
-        for how in hows
-        for moment in moments
-    ]
 
 
 class Matrix:
@@ -323,8 +252,8 @@ class Matrix:
         self._attached(fault)
         if isinstance(answer, Exception):
             # A call that lost a rank is not made again: whoever waits for it is told why.
-            ends = ("kill", "down for 60 s", "gone", "full")
-            lost = fault.how in ends or (fault.process, fault.how) == ("engine", "interrupt")
+            ends = ("kill", "down for 60 s", "gone", "full", "cut")
+            lost = fault.how in ends or (fault.process in OF_RANKS and fault.how == "interrupt")
             return f"told: {answer}" if lost else f"NO: {answer}"
         return "NO: not exact" if answer is False else "a result"
 
@@ -374,6 +303,12 @@ class Matrix:
                 assert run is not None
                 self._place.damage(run)
                 self._hit(Fault("engine", "kill", fault.moment), run)
+            case "stalled" | "cut":
+                assert self._place.network is not None
+                if fault.how == "cut":
+                    self._place.network.cut()
+                else:
+                    self._place.stall(STOPPED_S)
             case "forward" | "back":
                 self._place.jump(HOUR_S if fault.how == "forward" else -HOUR_S)
             case "down for 2 s":
@@ -422,7 +357,12 @@ class Matrix:
 
 @contextmanager
 def matrix(
-    experiment: Experiment, other: Plan, left: list[str], num_hosts: int = 0
+    experiment: Experiment,
+    other: Plan,
+    left: list[str],
+    num_hosts: int = 0,
+    *,
+    network: bool = False,
 ) -> Iterator[Matrix | None]:
     """A cluster for faults; None where there cannot be one.
 
@@ -431,9 +371,10 @@ def matrix(
         other: the plan that runs are resharded to.
         left: a list that takes the processes and files that are left behind.
         num_hosts: the number of emulated hosts that its engines are on; 0: this one.
+        network: whether the folder of its runs comes over a network.
     """
     with tempfile.TemporaryDirectory() as folder:
-        with around(Path(folder), num_hosts) as place:
+        with around(Path(folder), num_hosts, network=network) as place:
             if place is None:
                 yield None
                 return

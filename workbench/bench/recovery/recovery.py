@@ -32,8 +32,14 @@ import torch
 from torch import nn
 
 from workbench.bench.progress import Part, Progress
+from workbench.bench.recovery.fault_table import (
+    ON_A_NETWORK_DISK,
+    ON_HOSTS,
+    ON_THIS_HOST,
+    every,
+)
 from workbench.bench.recovery.faults import ENGINES as HOSTS
-from workbench.bench.recovery.faults import ON_HOSTS, ON_THIS_HOST, every, matrix
+from workbench.bench.recovery.faults import matrix
 from workbench.bench.recovery.hiccups import ward
 from workbench.bench.recovery.kills import CLOSE, KINDS, OF_ALL, Kill, Kind, Target
 from workbench.bench.report import Cell, Figure, Report
@@ -54,6 +60,7 @@ QUICK = (
     "engine, kill, step",
     "disk, full, step",
     "clock, back, step",
+    "network disk, cut, step",
 )
 BATCH = 10  # kills, after which there is a report
 LARGE, LARGE_STEPS = 2, 48  # for each plan of VGG-11
@@ -74,12 +81,13 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     of_all = _batches(OF_ALL, len(OF_ALL) if quick else KILLS_OF_ALL)
     large = [] if quick else [Part("VGG-11", 2, 120), Part("checkpoints", 1, 180)]
     stumbles = Part("hiccups", 2 if quick else HICCUPS, 10)
-    tables = {"faults": (every(ON_THIS_HOST), 0), "hosts": (every(ON_HOSTS), HOSTS)}
+    tables = {"faults": ON_THIS_HOST, "hosts": ON_HOSTS, "network": ON_A_NETWORK_DISK}
     cells = {
-        name: ([cell for cell in found if not quick or str(cell) in QUICK], n)
-        for name, (found, n) in tables.items()
+        name: [cell for cell in every(table) if not quick or str(cell) in QUICK]
+        for name, table in tables.items()
     }
-    faults = [Part(name, len(found), 7 if n == 0 else 20) for name, (found, n) in cells.items()]
+    takes_s = {"faults": 7, "hosts": 30, "network": 10}
+    faults = [Part(name, len(found), takes_s[name]) for name, found in cells.items()]
     kills = Part("kills", len(batches), 4 * len(batches[0]))
     all_runs = Part("cluster", len(of_all), 7 * len(of_all[0]))
     progress.begin(kills, all_runs, *large, stumbles, *faults)
@@ -114,10 +122,11 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
             yield _report(small, rows, costs, hiccups, difference := one.difference())
     experiment = _small_experiment()
     other = Plan.hybrid(experiment.plan.graph, RANKS)
-    for name, (those, num_hosts) in cells.items():
+    for name, those in cells.items():
         if not progress.wants(name) or not those:
             continue
-        with matrix(experiment, other, left, num_hosts) as table:
+        num_hosts, network = HOSTS if name == "hosts" else 0, name == "network"
+        with matrix(experiment, other, left, num_hosts, network=network) as table:
             possible = [] if table is None else [cell for cell in those if table.can(cell)]
             for cell in progress.each(name, possible):
                 progress.tell(f"  {cell}")

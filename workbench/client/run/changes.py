@@ -37,7 +37,7 @@ class Changes:
         self._directory = directory
         self._replans: list[Replan] = []  # our own that were not carried out yet, in their order
         self._requests = RunRequests(directory)
-        self._looked_at, self._told = 0, set[int]()
+        self._told = set[int]()
 
     def replan(
         self,
@@ -77,8 +77,7 @@ class Changes:
             plain = plain.replace(plan=replanned[-1][0].plan)
             last = self._replans.index(replanned[-1][0])
             del self._replans[: last + 1]  # those before it are over, too
-        if (changed_at := self._requests.changed_at) != self._looked_at:
-            self._looked_at = changed_at
+        if self._requests.changed():
             for number, value, done in self._requests.rates():
                 plain = plain.at_rate(value)
                 notes += self._once(number, f"learning rate {value:g} since step {done.step}")

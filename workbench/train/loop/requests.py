@@ -30,6 +30,7 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 from workbench.plan.value import dump
+from workbench.store.files import FolderChanges
 
 _FOLDER = "requests"
 
@@ -79,21 +80,18 @@ class RunRequests:
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / _FOLDER
-        self._changed_at, self._newest = -1, 0
+        self._changes, self._newest = FolderChanges(self._folder), 0
 
-    @property
-    def changed_at(self) -> int:
-        """The folder's date in nanoseconds; 0: nothing was ever requested."""
+    def changed(self) -> bool:
+        """Whether something may have been requested or carried out since this was last asked."""
         try:
-            return os.stat(self._folder).st_mtime_ns
-        except FileNotFoundError:
-            return 0
+            return self._changes.seen()
+        except FileNotFoundError:  # nothing was ever requested
+            return False
 
     def newest(self) -> int:
         """The number of the last request; 0: there was none."""
-        changed_at = self.changed_at
-        if changed_at and changed_at != self._changed_at:
-            self._changed_at = changed_at
+        if self.changed():
             found = (path.name.split(".") for path in self._folder.glob("[0-9]*.toml"))
             self._newest = max((int(parts[0]) for parts in found if len(parts) == 2), default=0)
         return self._newest
