@@ -185,7 +185,8 @@ def test_a_rank_of_an_attempt_that_was_given_up_does_nothing(tmp_path):
 
 def test_who_is_interrupted_before_it_can_say_so_was_interrupted():
     assert Answer.of(RemoteError("KeyboardInterrupt", "", "")).kind == "interrupted"
-    assert Answer.of(RemoteError("KeyError", "'x'", "")).kind == "raised"
+    raised = Answer.of(RemoteError("KeyError", "'x'", ""))
+    assert (raised.kind, raised.error) == ("raised", ("KeyError", "'x'"))
 
 
 def test_too_large_an_answer_is_refused(tmp_path):

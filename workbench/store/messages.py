@@ -179,13 +179,16 @@ class Answer:
     @classmethod
     def of(cls, error: BaseException) -> "Answer":
         """Returns the answer of a call that raised, here or on an engine."""
-        # A rank that was interrupted before it could say so itself raised it in ipyparallel.
-        if "KeyboardInterrupt" in (type(error).__name__, getattr(error, "ename", "")):
+        # What was raised before the rank could say so itself, as by an interrupt, comes in
+        # ipyparallel's RemoteError.
+        kind = getattr(error, "ename", type(error).__name__)
+        text = getattr(error, "evalue", str(error))
+        if kind == "KeyboardInterrupt":
             return cls("interrupted")
         layer = getattr(error, "layer", None)
         return cls(
             "raised",
-            error=(type(error).__name__, str(error)[:_LONGEST_MESSAGE]),
+            error=(kind, text[:_LONGEST_MESSAGE]),
             layer=str(layer) if layer else None,
             traceback="".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:],
         )

@@ -56,9 +56,10 @@ def enter(folder: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Forgets the name of a cluster's folder; another cluster of this name stays."""
-    name = name_of(folder)
-    if _found(name) == folder:
-        _place(name).unlink(missing_ok=True)
+    place = _place(name_of(folder))
+    with suppress(FileNotFoundError):
+        if place.read_text().strip() == str(folder):  # whether or not the folder is still there
+            place.unlink()
 
 
 def known() -> Iterator[tuple[str, Path]]:

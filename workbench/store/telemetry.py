@@ -158,8 +158,20 @@ class RowReader:
         Args:
             most: the rows at once, so that a long history takes little memory; the next call gives
                 more.
+
+        Raises:
+            OSError: the disk cannot be read now, and there is nothing that was read before.
         """
-        taken, room = [], most * ROW_BYTES
+        taken = list[bytes]()
+        try:
+            taken.extend(self._parts(most * ROW_BYTES))
+        except OSError:
+            if not taken:
+                raise
+        return b"".join(taken)
+
+    def _parts(self, room: int) -> Iterator[bytes]:
+        """Yields up to `room` bytes of rows, which count as given."""
         while room:
             stamp = _stamp(self._newest)
             if stamp is not None and stamp == self._seen:
@@ -177,12 +189,11 @@ class RowReader:
                     continue
                 if len(packed) < room:
                     self._seen = stamp
-            taken.append(packed)
             room -= len(packed)
             if packed:
                 self._offset += len(packed)
                 self._last = packed[-ROW_BYTES:]
-        return b"".join(taken)
+                yield packed
 
     def read(self, most: int = ROWS_AT_ONCE) -> list[Row]:
         """Returns what `take` does, unpacked."""
@@ -243,8 +254,20 @@ class AttemptReader:
         self.tails = tuple(RowReader(RankFiles(folder, rank)) for rank in range(num_ranks))
 
     def read(self, most: int = ROWS_AT_ONCE) -> list[Row]:
-        """Returns new rows, in each rank's order; `most` of each rank at once."""
-        return [row for tail in self.tails for row in tail.read(most)]
+        """Returns new rows, in each rank's order; `most` of each rank at once.
+
+        Raises:
+            OSError: rows of a rank cannot be read now, and no other came.
+        """
+        rows, error = list[Row](), None
+        for tail in self.tails:
+            try:
+                rows += tail.read(most)
+            except OSError as unread:
+                error = unread
+        if error is not None and not rows:
+            raise error
+        return rows
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from workbench.hosts.processes import reap
 from workbench.hosts.remote.gathering import AllocationLimit, Gathering
 from workbench.store.cluster_spec import FILE, ClusterSpec, identity
+from workbench.store.cluster_store import remove
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.process import RENEW_EVERY_S, SUPERVISOR, ProcessIdentity, renew
 from workbench.store.profile import Launch
@@ -339,4 +340,4 @@ class Supervisor:
         self._store.close()
         if self._removes:
             (self._folder / FILE).unlink(missing_ok=True)  # first: from now on it is no cluster's
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove(self._folder)

@@ -188,7 +188,7 @@ class Matrix:
             return f"told: {told}"
         rest = self.cluster.train(run.experiment, resume=run)
         done = len(_losses(rest, LIMIT_S))
-        return f"told, and {self._ended(rest, straight[-done:], tolerance)}: {told}"
+        return f"told, and {self._ended(rest, straight[len(straight) - done :], tolerance)}: {told}"
 
     def _of_stop(self, fault: Fault) -> str:
         """A run that is asked to stop, and gone on from."""

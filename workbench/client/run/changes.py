@@ -66,24 +66,30 @@ class Changes:
         return replan
 
     def news(self, experiment: Experiment) -> News:
-        """What was carried out meanwhile.
+        """What was carried out meanwhile; what cannot be read now is news the next time.
 
         Args:
             experiment: what ran at the last look.
         """
-        plain, replanned = experiment, self._replanned()
-        notes = [note for _, note in replanned]
+        requests, self._requests = self._requests, RunRequests(self._directory)
+        try:
+            replanned, changed = self._replanned(), requests.changed()
+            rates = list(requests.rates()) if changed else []
+            saved = list(requests.saved()) if changed else []
+        except OSError:  # a disk that is gone for a moment
+            return News(experiment)
+        self._requests = requests
+        plain, notes = experiment, [note for _, note in replanned]
         if replanned:  # its plan is the last one that it goes on under
             plain = plain.replace(plan=replanned[-1][0].plan)
             last = self._replans.index(replanned[-1][0])
             del self._replans[: last + 1]  # those before it are over, too
-        if self._requests.changed():
-            for number, value, done in self._requests.rates():
-                plain = plain.at_rate(value)
-                notes += self._once(number, f"learning rate {value:g} since step {done.step}")
-            for number, done in self._requests.saved():
-                text = f"checkpoint after step {done.step}, as requested, in {done.seconds:.3g} s"
-                notes += self._once(number, text)
+        for number, value, done in rates:
+            plain = plain.at_rate(value)
+            notes += self._once(number, f"learning rate {value:g} since step {done.step}")
+        for number, done in saved:
+            text = f"checkpoint after step {done.step}, as requested, in {done.seconds:.3g} s"
+            notes += self._once(number, text)
         return News(plain, tuple(notes), bool(replanned))
 
     def _replanned(self) -> list[tuple[Replan, str]]:

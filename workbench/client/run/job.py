@@ -2,6 +2,7 @@
 
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -191,9 +192,11 @@ class Job:
                     self._read(attempt, listener)
                     attempt = self._begun(record, attempt.number + 1, listener)
                 self._tell(record, listener)
-                self._read(attempt, listener)
                 if record.has_ended:
+                    self._read(attempt, listener)
                     return self._result(record, attempt, listener)
+                with suppress(OSError):  # a disk that is slow, or gone for a moment
+                    self._read(attempt, listener)
                 time.sleep(TICK_S)
                 record = self._refreshed(record)
         finally:

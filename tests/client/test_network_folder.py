@@ -1,0 +1,113 @@
+"""Runs in a folder that comes over a network: their store is on this host, and nothing is lost."""
+
+from types import SimpleNamespace
+
+import platformdirs
+import psutil
+import pytest
+
+import workbench as wb
+from tests.train.small import net
+from workbench.bench.recovery.disk import network_disk
+from workbench.client.cluster import Cluster
+from workbench.model.tracing.trace import trace
+from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.plan import Plan
+from workbench.store import registry
+from workbench.store.cluster_store import STORE, open_store, remove, store_of
+from workbench.store.errors import StoreError
+
+
+def mounts(monkeypatch, *found):
+    mounted = [
+        SimpleNamespace(device=device, mountpoint=str(point), fstype=kind)
+        for device, point, kind in found
+    ]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounted)
+
+
+def losses(run):
+    return sorted((row["step"], row["rank"], row["loss"]) for row in run.wait(60).rows)
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    """This host's folder for state."""
+    monkeypatch.setattr(platformdirs, "user_state_path", lambda name: tmp_path / "state")
+    return tmp_path / "state"
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "is_here"),
+    [
+        ("/dev/sda1", "ext4", True),
+        ("overlay", "overlay", True),
+        ("tank/home", "zfs", True),
+        ("server:/export", "nfs4", False),
+        ("//server/share", "cifs", False),
+        ("10.0.0.1@tcp:/fs", "lustre", False),
+        ("user@host:", "fuse.sshfs", False),
+        ("beegfs_nodev", "beegfs", False),
+    ],
+)
+def test_the_store_lies_in_its_clusters_folder_if_that_is_of_this_host(
+    tmp_path, monkeypatch, state, device, kind, is_here
+):
+    runs = tmp_path / "runs"
+    mounts(monkeypatch, ("/dev/root", "/", "ext4"), (device, runs, kind))
+    folder = registry.folder_for(runs, "night")
+    store = store_of(folder)
+    assert (store == folder / STORE) == is_here
+    assert store.is_relative_to(folder if is_here else state)
+    assert store == store_of(folder), "the same the next time"
+    assert store.parent != store_of(registry.folder_for(runs / "others", "night")).parent
+
+
+def test_where_all_comes_over_a_network_the_store_lies_with_its_cluster(
+    tmp_path, monkeypatch, state
+):
+    mounts(monkeypatch, ("server:/", "/", "nfs4"))
+    assert store_of(tmp_path / "folder") == tmp_path / "folder" / STORE
+
+
+def test_a_mount_inside_another_counts(tmp_path, monkeypatch, state):
+    local = tmp_path / "runs" / "local"
+    mounts(monkeypatch, ("/dev/a", "/", "xfs"), ("h:/", local.parent, "nfs"), ("/dev/b", local, ""))
+    assert store_of(local / "folder") == local / "folder" / STORE
+    assert store_of(local.parent / "folder").is_relative_to(state)
+    assert store_of(tmp_path / "runs-2") == tmp_path / "runs-2" / STORE
+
+
+def test_it_goes_with_its_cluster(tmp_path, monkeypatch, state):
+    folder = registry.folder_for(tmp_path / "runs", "night")
+    mounts(monkeypatch, ("/dev/a", "/", "xfs"), ("h:/", tmp_path / "runs", "nfs"))
+    folder.mkdir(parents=True)
+    open_store(folder, create=True).close()
+    assert [path.name for path in folder.iterdir()] == []
+    assert store_of(folder).parent.stat().st_mode & 0o777 == 0o700
+    remove(folder)
+    assert not folder.exists()
+    assert not store_of(folder).parent.exists()
+    with pytest.raises(StoreError, match="is not there"):
+        open_store(folder)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_while_the_file_server_stands_still(tmp_path):
+    with network_disk(tmp_path) as disk:
+        if disk is None:
+            pytest.skip("no network file system can be mounted here: sshfs, or root's rights")
+        plan = Plan.data_parallel(trace(net(), input_shape=(3, 8, 8)), 2)
+        experiment = Experiment(
+            plan=plan, steps=40, batch_size=8, data="synthetic", optimizer=wb.SGD(0.1)
+        )
+        with Cluster(2, directory=disk.root / "runs") as cluster:
+            assert not (cluster.folder / STORE).exists()
+            straight = losses(cluster.train(experiment))
+            run = cluster.train(experiment)
+            disk.stall()
+            disk.go_on()
+            assert losses(run) == straight
+            store = store_of(cluster.folder)
+            assert store.exists()
+        assert not store.parent.exists()
