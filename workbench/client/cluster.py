@@ -22,12 +22,12 @@ from workbench.client.ranks import Ranks
 from workbench.client.run.run import Run
 from workbench.client.run.submitting import Weights, checkpoint_of, module_values
 from workbench.plan import stability
+from workbench.plan.display.html import frame_of, save, table
 from workbench.plan.experiment.algorithm import Algorithm
 from workbench.plan.experiment.codec import AnyCodec
 from workbench.plan.experiment.experiment import AnyOptimizer, Experiment
 from workbench.plan.experiment.precision import Precision
 from workbench.plan.graph import Graph
-from workbench.plan.html import frame_of, save, table
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.stability import Curvature

@@ -20,8 +20,8 @@ from workbench.client.run.own_objects import kept
 from workbench.client.run.run import Run
 from workbench.client.run.submitting import Weights, checkpoint_of, on_ranks, request
 from workbench.client.sweep import Sweep, results, variations
+from workbench.plan.display.html import save, table
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.html import save, table
 from workbench.store import messages, run_folder
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.record import JobRecord

@@ -19,8 +19,8 @@ from workbench.client.engines import Engines
 from workbench.client.leases import Lease, lent
 from workbench.client.run.job import Job
 from workbench.client.run.submitting import module_values
+from workbench.plan.display.html import frame_of, save
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.html import frame_of, save
 from workbench.plan.plan import Plan
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
 from workbench.train.cells import Cell, CellFiles, Ending

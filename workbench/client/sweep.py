@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 from workbench.client.records.configuration import differences, short
 from workbench.client.run.run import Run
 from workbench.client.run.waiting import TICK_S
+from workbench.plan.display.html import save
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
-from workbench.plan.html import save
 from workbench.plan.value import Value
 from workbench.store import messages
 from workbench.store.evaluations import last_evaluation

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from workbench.plan.display.html import frame_of, save, table
 from workbench.plan.errors import unknown
-from workbench.plan.html import frame_of, save, table
 from workbench.plan.inputs import Input, plain_input, shown
 from workbench.plan.order import trainable_names
 from workbench.plan.placement.propagation import Propagation, Saved

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.plan import serial, show
+from workbench.plan.display.html import save_value
 from workbench.plan.errors import PlanError, unknown
 from workbench.plan.extension.own import Own
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.html import save_value
 from workbench.plan.placement.choice import (
     LayerPlan,
     as_scheme,

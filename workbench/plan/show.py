@@ -3,9 +3,9 @@
 from html import escape
 from typing import TYPE_CHECKING, Protocol
 
-from workbench.plan import svg
+from workbench.plan.display import svg
+from workbench.plan.display.html import frame_of, table, text_table
 from workbench.plan.graph import Layer
-from workbench.plan.html import frame_of, table, text_table
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import Flow, heads_of
 from workbench.plan.placement.placement import Replicate

@@ -13,8 +13,8 @@ from pydantic import BaseModel as PydanticModel
 from pydantic import BeforeValidator, ConfigDict
 from pydantic.fields import FieldInfo
 
+from workbench.plan.display.html import frame_of
 from workbench.plan.errors import ExperimentError, MachineError, alike, perhaps, readable
-from workbench.plan.html import frame_of
 
 _INHERITED = frozenset(dir(PydanticModel))
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.plan.display.html import frame_of, save, shortened, table, text_table
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Span
-from workbench.plan.html import frame_of, save, shortened, table, text_table
 from workbench.plan.plan import Plan
 from workbench.predict.drawing import picture
 from workbench.predict.measured import Timeline

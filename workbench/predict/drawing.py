@@ -10,9 +10,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.plan import svg
+from workbench.plan.display import svg
+from workbench.plan.display.html import frame_of
 from workbench.plan.experiment.measured import LANES, Span
-from workbench.plan.html import frame_of
 
 if TYPE_CHECKING:
     import pandas

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.plan.display.html import save
 from workbench.plan.experiment.measured import Span
-from workbench.plan.html import save
 from workbench.predict.drawing import picture, save_trace, spans_frame
 from workbench.predict.time.simulation import PARTS
 

@@ -6,10 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.plan.display.html import frame_of, save
 from workbench.plan.errors import MachineError
 from workbench.plan.experiment.asked import experiment_of, required_plan
 from workbench.plan.experiment.experiment import Experiment, Optimizer
-from workbench.plan.html import frame_of, save
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.link import Link
 from workbench.plan.machine.machine import Machine

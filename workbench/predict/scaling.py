@@ -6,9 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from workbench.plan.display.html import frame_of, save, table, text_table
 from workbench.plan.errors import ExperimentError, MachineError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.html import frame_of, save, table, text_table
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.link import Link
 from workbench.plan.machine.machine import Machine

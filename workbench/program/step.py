@@ -6,10 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from workbench.plan.display.html import save
 from workbench.plan.experiment.asked import experiment_of, required_machine, required_plan
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.sync import warm
-from workbench.plan.html import save
 from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.mesh import shard_groups
 from workbench.plan.plan import Plan

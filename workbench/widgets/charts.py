@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.client.run.run import Run
-from workbench.plan import svg
-from workbench.plan.experiment.sync import AnySync
-from workbench.plan.html import frame_of, save
-from workbench.plan.panels import (
+from workbench.plan.display import svg
+from workbench.plan.display.html import frame_of, save
+from workbench.plan.display.panels import (
     COLORS,
     FAINT,
     INK,
@@ -28,6 +27,7 @@ from workbench.plan.panels import (
     document,
     line_panel,
 )
+from workbench.plan.experiment.sync import AnySync
 from workbench.plan.units import rate
 from workbench.predict.closed_form import TimingModel, where_fastest
 

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING
 
 from workbench.client.run.requests import Replan
 from workbench.client.run.run import Run
+from workbench.plan.display.html import frame_html, frame_of, save
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.measured import Row
-from workbench.plan.html import frame_html, frame_of, save
 from workbench.plan.plan import Plan
 from workbench.predict.balance import UNITS, Balancer, Split
 from workbench.predict.balance.evidence import Evidence

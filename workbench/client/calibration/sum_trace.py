@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from workbench.plan import svg
+from workbench.plan.display import svg
+from workbench.plan.display.html import save
 from workbench.plan.experiment.algorithm import Algorithm
 from workbench.plan.experiment.codec import AnyCodec, as_codec
 from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, Synthetic
 from workbench.plan.experiment.measured import PHASES, CollectiveTrace
 from workbench.plan.extension.extension import name_of
 from workbench.plan.graph import Graph, Layer, Source, Weight
-from workbench.plan.html import save
 from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 from workbench.plan.units import size

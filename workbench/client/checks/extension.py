@@ -16,11 +16,11 @@ from workbench.comm.codecs.coders import Coder
 from workbench.layers.scheme_checks import checks_of as scheme_checks_of
 from workbench.layers.scheme_checks import small_models
 from workbench.model.tracing.trace import trace
+from workbench.plan.display.html import frame_of, save, table
 from workbench.plan.experiment.codec import Codec, OwnCodec
 from workbench.plan.experiment.strategy import Strategy
 from workbench.plan.extension.extension import Check, Extension, extension_of
 from workbench.plan.extension.own import Own
-from workbench.plan.html import frame_of, save, table
 from workbench.plan.placement.schemes import Scheme
 from workbench.plan.rules.checks import checks_of as rule_checks_of
 from workbench.plan.rules.rule import Rule

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from workbench.plan.panels import COLORS, Axis, Bar, Curve, Panel, bar_panel, line_panel
+from workbench.plan.display.panels import COLORS, Axis, Bar, Curve, Panel, bar_panel, line_panel
 from workbench.plan.units import digits, milliseconds, percent, shortened, size
 
 if TYPE_CHECKING:

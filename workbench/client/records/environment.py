@@ -30,8 +30,8 @@ from workbench.client.records.source import (
     sources,
     submitted_by,
 )
+from workbench.plan.display.html import frame_of, save, table, text_table
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.html import frame_of, save, table, text_table
 from workbench.plan.machine.machine import Machine
 from workbench.plan.units import size
 from workbench.store.cluster_spec import ClusterSpec, EngineDevice

@@ -16,12 +16,12 @@ from workbench.client.records.curves import (
 from workbench.client.records.environment import Environment
 from workbench.client.records.optional import require
 from workbench.client.run import view
-from workbench.plan import svg
+from workbench.plan.display import svg
+from workbench.plan.display.html import page, table
+from workbench.plan.display.panels import document
 from workbench.plan.errors import ExperimentError, MachineError
-from workbench.plan.html import page, table
 from workbench.plan.inputs import shown
 from workbench.plan.machine.machine import Machine
-from workbench.plan.panels import document
 from workbench.predict.compare import Comparison
 from workbench.predict.prediction import Prediction, predict
 from workbench.store.errors import ClusterError

@@ -20,9 +20,9 @@ from workbench.client.run.own_objects import kept
 from workbench.client.run.requests import Replan, RequestHandle, learning_rate
 from workbench.client.run.rows import Rows
 from workbench.client.run.weights import weights_of
+from workbench.plan.display.html import save
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
-from workbench.plan.html import save
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.predict.compare import Comparison, compare

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from workbench.client.run.rows import Rows
+from workbench.plan.display.html import table
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
-from workbench.plan.html import table
 from workbench.plan.units import size
 from workbench.store.evaluations import read_evaluations
 

@@ -14,7 +14,7 @@ from workbench.hosts.emulated.measuring import HostMeasurement, measure
 from workbench.hosts.emulated.network import ShapedLink
 from workbench.hosts.emulated.quota import CpuController
 from workbench.hosts.host import Host, assign, divide, probe
-from workbench.plan.html import frame_of, save, table
+from workbench.plan.display.html import frame_of, save, table
 from workbench.plan.placement.placement import apportion
 from workbench.store.cluster_spec import EngineDevice, Site, of_interface
 from workbench.store.errors import HostsError

@@ -12,6 +12,7 @@ from pydantic import (
     model_validator,
 )
 
+from workbench.plan.display.html import save_value, table
 from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment.least_rows import Schedule, check_rows
 from workbench.plan.experiment.optimizers import ASGD as ASGD
@@ -52,7 +53,6 @@ from workbench.plan.experiment.task import Metric as Metric
 from workbench.plan.experiment.task import Synthetic as Synthetic
 from workbench.plan.experiment.task import TorchData as TorchData
 from workbench.plan.graph import Graph
-from workbench.plan.html import save_value, table
 from workbench.plan.plan import Plan
 from workbench.plan.reading import about, text_of, toml_of
 from workbench.plan.value import Value, dump

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
+from workbench.plan.display.html import frame_of, save_value, table
 from workbench.plan.errors import MachineError, unknown
 from workbench.plan.experiment.precision import Precision
 from workbench.plan.graph import Graph
-from workbench.plan.html import frame_of, save_value, table
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.known_machines import KNOWN
 from workbench.plan.machine.link import Link

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from workbench.plan.display.html import frame_html, frame_of, save
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, Layer
-from workbench.plan.html import frame_html, frame_of, save
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import Flow
 from workbench.plan.placement.placement import Shard

@@ -23,10 +23,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.plan.display.html import frame_of, save, table
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.experiment.asked import experiment_of, required_machine, required_plan
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.html import frame_of, save, table
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, overload
 
-from workbench.plan.html import frame_html, frame_of, save
+from workbench.plan.display.html import frame_html, frame_of, save
 from workbench.plan.machine.machine import Machine
 from workbench.plan.units import size
 from workbench.predict.memory.kept import is_guessed

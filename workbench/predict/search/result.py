@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.plan.html import frame_of, save, table
+from workbench.plan.display.html import frame_of, save, table
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.plan import Plan
 from workbench.plan.units import size

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.plan.display.html import frame_html, frame_of, save
 from workbench.plan.errors import ExperimentError
-from workbench.plan.html import frame_html, frame_of, save
 from workbench.predict.traffic.collective_costs import Table
 from workbench.predict.traffic.received import Received, Summing, received_of
 from workbench.program.buckets import late

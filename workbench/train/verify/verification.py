@@ -6,8 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.plan.display.html import frame_of, save, table
 from workbench.plan.graph import Graph
-from workbench.plan.html import frame_of, save, table
 
 if TYPE_CHECKING:
     import pandas

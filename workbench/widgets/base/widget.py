@@ -15,8 +15,8 @@ import ipywidgets
 import traitlets
 from IPython.display import DisplayHandle, display
 
-from workbench.plan import svg
-from workbench.plan.html import save
+from workbench.plan.display import svg
+from workbench.plan.display.html import save
 
 if TYPE_CHECKING:
     import pandas

@@ -4,10 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from workbench.plan import svg
-from workbench.plan.experiment.measured import KINDS
-from workbench.plan.html import table
-from workbench.plan.panels import (
+from workbench.plan.display import svg
+from workbench.plan.display.html import table
+from workbench.plan.display.panels import (
     INK,
     Axis,
     Bar,
@@ -17,6 +16,7 @@ from workbench.plan.panels import (
     document,
     line_panel,
 )
+from workbench.plan.experiment.measured import KINDS
 from workbench.plan.units import digits, milliseconds, size
 from workbench.widgets.dashboard.forecast import RunForecast
 from workbench.widgets.dashboard.run import metric_of, said

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workbench.plan import svg
-from workbench.plan.panels import ticks
+from workbench.plan.display import svg
+from workbench.plan.display.panels import ticks
 from workbench.widgets.drawing import theme
 
 WIDTH, HEIGHT = 470, 250

@@ -7,7 +7,7 @@ picture stands alone: in a saved notebook, or a file.
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from workbench.plan import svg
+from workbench.plan.display import svg
 
 COLORS: Mapping[str, str] = MappingProxyType(
     {

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from workbench.plan import svg
+from workbench.plan.display import svg
+from workbench.plan.display.html import shortened, table
+from workbench.plan.display.panels import FAINT, INK, RULE
 from workbench.plan.graph import Layer
-from workbench.plan.html import shortened, table
-from workbench.plan.panels import FAINT, INK, RULE
 from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.plan import Plan
 from workbench.plan.show import color_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import traitlets
 
-from workbench.plan import svg
+from workbench.plan.display import svg
 from workbench.plan.machine.machine import Machine
 from workbench.plan.units import shortened, size
 from workbench.predict.memory.memory import RankMemory

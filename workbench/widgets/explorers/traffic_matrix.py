@@ -8,7 +8,7 @@ import numpy as np
 import traitlets
 from numpy.typing import NDArray
 
-from workbench.plan import svg
+from workbench.plan.display import svg
 from workbench.plan.errors import ExperimentError
 from workbench.plan.units import shortened, size
 from workbench.predict.prediction import Prediction, predict

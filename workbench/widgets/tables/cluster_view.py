@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from workbench.plan.html import frame_of
+from workbench.plan.display.html import frame_of
 from workbench.plan.units import size
 from workbench.store.record import EngineRecord, JobRecord, JobState
 from workbench.store.store import Store

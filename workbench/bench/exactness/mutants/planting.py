@@ -25,10 +25,10 @@ LEFT_OUT = {
     "shows, explains or names": (
         "*/__init__.py",
         "*/errors.py",
-        "plan/html.py",
-        "plan/panels.py",
+        "plan/display/html.py",
+        "plan/display/panels.py",
         "plan/show.py",
-        "plan/svg.py",
+        "plan/display/svg.py",
         "plan/units.py",
         "program/show.py",
     ),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.plan import svg
+from workbench.plan.display import svg
 
 INK, FAINT, RULE = "#212121", "#5f6368", "#e4e6e8"
 # Okabe and Ito's palette: told apart by every kind of color vision.

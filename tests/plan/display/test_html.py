@@ -8,8 +8,8 @@ import pytest
 
 import workbench as wb
 from tests.plan import graphs
-from workbench.plan import svg
-from workbench.plan.html import MOST_LINES, frame_of, save, table_svg
+from workbench.plan.display import svg
+from workbench.plan.display.html import MOST_LINES, frame_of, save, table_svg
 
 MACHINE = wb.Machine.preset("h100-nvlink")
 PLAN = wb.Plan.hybrid(graphs.vgg(), 2)

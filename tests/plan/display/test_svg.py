@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from workbench.plan import svg
+from workbench.plan.display import svg
 
 NAME = "<script>&\"'"
 

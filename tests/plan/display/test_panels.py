@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from workbench.plan.panels import (
+from workbench.plan.display.panels import (
     Axis,
     Bar,
     Curve,

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from workbench.plan import svg
+from workbench.plan.display import svg
 
 if TYPE_CHECKING:
     import pandas

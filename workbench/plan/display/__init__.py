@@ -1,0 +1,1 @@
+"""What notebooks show, made as text: HTML, pictures in SVG, and charts."""
