@@ -255,6 +255,47 @@ def documented(
                 yield node, told
 
 
+TAG = re.compile(
+    r"</?(a|b|body|br|circle|details|div|g|h[1-6]|html|img|li|ol|p|path|pre|rect|script|span|style"
+    r"|summary|svg|table|tbody|td|text|th|thead|tr|ul)\b[^<>]*>"
+)
+
+
+def tags(source: str) -> list[str]:
+    """The tags in the texts of a module, but for what is documentation."""
+    tree = ast.parse(source)
+    told = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [
+        f"line {node.lineno}: {found[0]}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in told
+        if (found := TAG.search(node.value))
+    ]
+
+
+@pytest.mark.parametrize("path", modules(), ids=name)
+def test_markup_is_made_in_one_place(path):
+    """Which escapes: `element` of plan/display/markup.py; and `Markup` says that something was."""
+    if path.is_relative_to(ROOT / "workbench" / "plan" / "display"):
+        return
+    source = path.read_text("utf-8")
+    assert not tags(source)
+    assert "Markup(" not in source
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("f'<p style=\"a\">{x}'", ['line 1: <p style="a">']),
+        ("x = y + '</td>'", ["line 1: </td>"]),
+        ("def f():\n    '<p>'", []),
+        ("x = ['<module>', 'a <b', '<Plan of b>', 'train/<class>/*']", []),
+    ],
+)
+def test_tags_are_found_in_texts(source, found):
+    assert tags(source) == found
+
+
 def own(node: ast.AST) -> Iterator[ast.AST]:
     """What is in a function, but for functions in it."""
     for child in ast.iter_child_nodes(node):

@@ -120,7 +120,7 @@ def test_ranks_that_say_the_same_are_shown_once(tmp_path):
         "✗ rank 1: ValueError: <i>]",
     ]
     html = output._repr_html_()
-    assert html.count("<details open>") == 2
+    assert html.count('<details open="">') == 2
     assert "<b>" not in html.replace("&lt;b&gt;", "")
     assert "<i>" not in html
     frame = output.to_frame()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.plan.display import svg
+from workbench.plan.display.markup import Markup
 
 INK, FAINT, GROUND, OURS, THEIRS = "#212121", "#5f6368", "#f1f3f4", "#1a73e8", "#9aa0a6"
 LABELS, BARS, VALUES, PITCH, TOP = 230, 380, 170, 24, 34
@@ -53,7 +54,7 @@ def charts_svg(charts: Sequence[Chart]) -> str:
     return svg.document([svg.ground(), *parts], width, y, font_size=12) + "\n"
 
 
-def _chart(chart: Chart) -> list[str]:
+def _chart(chart: Chart) -> list[Markup]:
     full = max((bar.high for bar in chart.bars), default=0.0)
     full = max(full, chart.target or 0.0) or 1.0
     parts = [svg.text(12, 20, chart.title, fill=INK, font_weight=600)]

@@ -4,7 +4,6 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +22,7 @@ from workbench.client.run.run import Run
 from workbench.client.run.submitting import Weights, checkpoint_of, module_values
 from workbench.plan import stability
 from workbench.plan.display.html import frame_of, save, table
+from workbench.plan.display.markup import Markup, element, lines
 from workbench.plan.experiment.algorithm import Algorithm
 from workbench.plan.experiment.codec import AnyCodec
 from workbench.plan.experiment.experiment import AnyOptimizer, Experiment
@@ -400,16 +400,16 @@ class Cluster(Engines):
         """
         save(self, path)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         if self.is_stopped:
-            return f"<div>{escape(repr(self))}</div>"
+            return element("div", repr(self))
         rows = [
             (*map(str, first), f"{_told(resident)} of {size(memory)}", state)
             for *first, resident, memory, state in self.to_frame().itertuples(index=False)
         ]
         head = ("engine", "host", "pid", "device", "threads", "memory", "state")
-        hosts = f"<br>{escape(repr(self.hosts))}" if self.hosts is not None else ""
-        return f"<div><p>{escape(repr(self))}{hosts}</p>{table(head, rows)}</div>"
+        told = [repr(self)] if self.hosts is None else [repr(self), repr(self.hosts)]
+        return element("div", element("p", lines(told)), table(head, rows))
 
 
 _COLUMNS = (

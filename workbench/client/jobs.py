@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from workbench.client.run.run import Run
 from workbench.client.run.submitting import Weights, checkpoint_of, on_ranks, request
 from workbench.client.sweep import Sweep, results, variations
 from workbench.plan.display.html import save, table
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.experiment.experiment import Experiment
 from workbench.store import messages, run_folder
 from workbench.store.errors import ClusterError, StoreError
@@ -243,8 +243,8 @@ class Jobs:
         told = ", ".join(f"{count} {state}" for state, count in states.items())
         return f"<Jobs of cluster {self._engines.name!r}: {told or 'none'}>"
 
-    def _repr_html_(self) -> str:
-        return f"<div><p>{escape(repr(self))}</p>{table(HEAD, map(_told, self.records))}</div>"
+    def _repr_html_(self) -> Markup:
+        return element("div", element("p", repr(self)), table(HEAD, map(_told, self.records)))
 
 
 def jobs_frame(jobs: Iterable[JobRecord]) -> "pandas.DataFrame":

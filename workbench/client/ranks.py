@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -20,6 +19,7 @@ from workbench.client.leases import Lease, lent
 from workbench.client.run.job import Job
 from workbench.client.run.submitting import module_values
 from workbench.plan.display.html import frame_of, save
+from workbench.plan.display.markup import Markup, element, folded
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plan import Plan
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
@@ -126,20 +126,18 @@ class CellOutput:
     def __repr__(self) -> str:
         return "\n".join(f"[{_title(those)}]\n{those[0].text}" for those in self._alike())
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         """Inline styles only: what a notebook that is not trusted keeps."""
         failed = self.failed[:1]
         blocks = []
         for index, those in enumerate(self._alike()):
-            unfolded = " open" if index == 0 or (failed and failed[0] in those) else ""
+            is_open = index == 0 or bool(failed and failed[0] in those)
             color = "" if those[0].state != "raised" else "color:#b3261e;"
-            text = those[0].text or "(nothing printed)"
-            blocks.append(
-                f"<details{unfolded}><summary style='{color}cursor:pointer'>{escape(_title(those))}"
-                f"</summary><pre style='margin:0 0 .5em 1.2em;white-space:pre-wrap'>{escape(text)}"
-                "</pre></details>"
-            )
-        return f"<div>{''.join(blocks)}</div>"
+            title = element("summary", _title(those), style=f"{color}cursor:pointer")
+            style = "margin:0 0 .5em 1.2em;white-space:pre-wrap"
+            text = element("pre", those[0].text or "(nothing printed)", style=style)
+            blocks.append(folded(title, text, is_open=is_open))
+        return element("div", *blocks)
 
     def _alike(self) -> list[tuple[RankOutput, ...]]:
         """Ranks that say the same, together, in the order of their first."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 from workbench.client.records.configuration import differences, short
 from workbench.client.run.run import Run
 from workbench.client.run.waiting import TICK_S
-from workbench.plan.display.html import save
+from workbench.plan.display.html import frame_html, save
+from workbench.plan.display.markup import Markup
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
@@ -90,8 +91,8 @@ class Sweep:
         done = sum(run.is_done for run in self.runs)
         return f"<Sweep {self.tag}: {done} of {len(self)} runs have ended>"
 
-    def _repr_html_(self) -> str:
-        return f"<div><p>{len(self)} runs</p>{self.table().to_html(index=False)}</div>"
+    def _repr_html_(self) -> Markup:
+        return frame_html(f"{len(self)} runs", self.table(), "runs")
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import math
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from workbench.plan.display.html import frame_of, save, table
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.errors import unknown
 from workbench.plan.inputs import Input, plain_input, shown
 from workbench.plan.order import trainable_names
@@ -436,7 +436,7 @@ class Graph:
         """
         save(self, path)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return _as_html(self)
 
     def __repr__(self) -> str:
@@ -474,7 +474,7 @@ def _line(layer: Layer) -> dict[str, Any]:
     }
 
 
-def _as_html(graph: Graph) -> str:
+def _as_html(graph: Graph) -> Markup:
     """The layers that hold parameters, as a table."""
     head = ("layer", "kind", "input", "output", "parameters", "MFLOP", "activation KB")
     rows = (
@@ -491,9 +491,9 @@ def _as_html(graph: Graph) -> str:
         if layer.parameters or layer.uncounted
     )
     more = f" FLOPs of {', '.join(graph.uncounted)} are not known." if graph.uncounted else ""
-    return (
-        f"<div><p><b>{escape(graph.source.name)}</b>: {graph.size_text}, "
-        f"{graph.flops / 1e6:,.0f} MFLOP for one sample of "
-        f"{escape(shown(graph.inputs))} (forward).{escape(more)}</p>"
-        f"{table(head, rows)}</div>"
+    told = (
+        f": {graph.size_text}, {graph.flops / 1e6:,.0f} MFLOP for one sample of "
+        f"{shown(graph.inputs)} (forward).{more}"
     )
+    line = element("p", element("b", graph.source.name), told)
+    return element("div", line, table(head, rows))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.plan import serial, show
 from workbench.plan.display.html import save_value
+from workbench.plan.display.markup import Markup
 from workbench.plan.errors import PlanError, unknown
 from workbench.plan.extension.own import Own
 from workbench.plan.graph import Graph, Layer
@@ -452,5 +453,5 @@ class Plan:
     def __str__(self) -> str:
         return show.as_text(self)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return show.as_html(self)

@@ -1,10 +1,10 @@
 """Plans as a text table, and as HTML that also reads well without a kernel."""
 
-from html import escape
 from typing import TYPE_CHECKING, Protocol
 
 from workbench.plan.display import svg
 from workbench.plan.display.html import frame_of, table, text_table
+from workbench.plan.display.markup import Markup, element, lines
 from workbench.plan.graph import Layer
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import Flow, heads_of
@@ -96,20 +96,23 @@ def as_frame(plan: ShownPlan) -> "pandas.DataFrame":
     return frame_of(rows, _COLUMNS)
 
 
-def as_html(plan: ShownPlan) -> str:
+def as_html(plan: ShownPlan) -> Markup:
     """The same table in HTML, under a picture of what each rank holds."""
     if not plan.is_at_hand:
-        return f"<div><p>{escape(headline(plan))}</p><p>{escape(_absent(plan))}</p></div>"
+        return element("div", element("p", headline(plan)), element("p", _absent(plan)))
     rows = (_row(plan, layer) for layer in _shown(plan))
-    reasons = "<br>".join(map(escape, explained(plan.graph, plan.layers)))
+    reasons = explained(plan.graph, plan.layers)
     label = f"parameters that each of {plan.world_size} ranks holds"
-    return (
-        f"<div><p><b>{escape(plan.graph.source.name)}</b> on {plan.world_size} ranks"
-        f"{escape(rounds_of(plan))}{rows_of(plan)}{tokens_of(plan)}{recomputed_of(plan)}. "
-        f"{escape(_totals(plan))}</p>"
-        f"{svg.image(pieces_svg(plan), label)}{table(_HEAD, rows)}"
-        + (f"<p>{reasons}</p>" if reasons else "")
-        + "</div>"
+    told = (
+        f" on {plan.world_size} ranks{rounds_of(plan)}{rows_of(plan)}{tokens_of(plan)}"
+        f"{recomputed_of(plan)}. {_totals(plan)}"
+    )
+    return element(
+        "div",
+        element("p", element("b", plan.graph.source.name), told),
+        svg.image(pieces_svg(plan), label),
+        table(_HEAD, rows),
+        *([element("p", lines(reasons))] if reasons else []),
     )
 
 

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.plan.display.html import frame_of, save, shortened, table, text_table
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Span
@@ -216,7 +216,7 @@ class Comparison:
         """
         save(self, path)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return as_html(self)
 
 
@@ -288,7 +288,7 @@ def as_text(comparison: Comparison) -> str:
     return "\n\n".join([repr(comparison), *map("\n".join, tables), _note(comparison)])
 
 
-def as_html(comparison: Comparison) -> str:
+def as_html(comparison: Comparison) -> Markup:
     """Both tables as HTML, below the predicted and the measured step of each rank."""
     heading, _, rest = repr(comparison).strip("<>").partition(": ")
     line, schedule = comparison.timeline, comparison.prediction.timeline
@@ -296,12 +296,13 @@ def as_html(comparison: Comparison) -> str:
     for rank in range(line.world_size)[:_DRAWN_RANKS]:
         spans[f"{rank} predicted"] = schedule.spans(rank)
         spans[f"{rank} measured"] = line.spans(rank)
-    return (
-        f"<div><p><b>{escape(heading)}</b>: {escape(rest)}</p>"
-        f"{picture(spans, 'Predicted above measured step, rank by rank')}"
-        f"{table(_RANKS, _ranks(comparison), _OF_RANKS)}"
-        f"{table(_PARTS, _parts(comparison), _OF_PARTS)}"
-        f"<p>{escape(_note(comparison))}</p></div>"
+    return element(
+        "div",
+        element("p", element("b", heading), f": {rest}"),
+        picture(spans, "Predicted above measured step, rank by rank"),
+        table(_RANKS, _ranks(comparison), _OF_RANKS),
+        table(_PARTS, _parts(comparison), _OF_PARTS),
+        element("p", _note(comparison)),
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.plan.display import svg
 from workbench.plan.display.html import frame_of
+from workbench.plan.display.markup import Markup
 from workbench.plan.experiment.measured import LANES, Span
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _WIDTH, _LEFT, _LANE, _GAP = 760, 64, 12, 6
 _INK = "currentColor"
 
 
-def picture(spans: Mapping[str, Sequence[Span]], title: str) -> str:
+def picture(spans: Mapping[str, Sequence[Span]], title: str) -> Markup:
     """Two lanes of spans for each name, on one time scale.
 
     Args:
@@ -72,7 +73,7 @@ def picture(spans: Mapping[str, Sequence[Span]], title: str) -> str:
     )
 
 
-def _lane(spans: Sequence[Span], top: int, scale: float) -> list[str]:
+def _lane(spans: Sequence[Span], top: int, scale: float) -> list[Markup]:
     """Rectangles of spans; adjacent spans of one kind are one rectangle."""
     runs: list[list[Span]] = []
     for span in spans:
@@ -85,7 +86,7 @@ def _lane(spans: Sequence[Span], top: int, scale: float) -> list[str]:
     return [_rectangle(run, top, scale) for run in runs]
 
 
-def _rectangle(run: Sequence[Span], top: int, scale: float) -> str:
+def _rectangle(run: Sequence[Span], top: int, scale: float) -> Markup:
     first, last = run[0], run[-1]
     length = last.end_s - first.start_s
     labels = first.label if len(run) == 1 else f"{first.label} to {last.label}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.plan.display.html import save
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.experiment.measured import Span
 from workbench.predict.drawing import picture, save_trace, spans_frame
 from workbench.predict.time.simulation import PARTS
@@ -100,5 +101,5 @@ class Timeline:
             f"{self.world_size} ranks, {count:,} spans>"
         )
 
-    def _repr_html_(self) -> str:
-        return f"<div><p>{self._caption}</p>{self.svg()}</div>"
+    def _repr_html_(self) -> Markup:
+        return element("div", element("p", self._caption), self.svg())

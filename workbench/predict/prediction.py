@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.plan.display.html import frame_of, save
+from workbench.plan.display.markup import Markup
 from workbench.plan.errors import MachineError
 from workbench.plan.experiment.asked import experiment_of, required_plan
 from workbench.plan.experiment.experiment import Experiment, Optimizer
@@ -276,7 +277,7 @@ class Prediction:
     def __str__(self) -> str:
         return self._shown().text()
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return self._shown().html()
 
     def _shown(self) -> PredictionDisplay:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from workbench.plan.display.html import frame_of, save, table, text_table
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.errors import ExperimentError, MachineError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.device import Device
@@ -84,8 +85,8 @@ class Scaling:
         """
         save(self, path)
 
-    def _repr_html_(self) -> str:
-        return f"<div>{table(_HEAD, self._rows(), repr(self).strip('<>'))}</div>"
+    def _repr_html_(self) -> Markup:
+        return element("div", table(_HEAD, self._rows(), repr(self).strip("<>")))
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from workbench.plan.display.html import shortened, table, text_table
+from workbench.plan.display.markup import Markup, element
 from workbench.predict.memory.memory import Memory
 from workbench.predict.memory.timeline import CATEGORIES
 from workbench.predict.time.simulation import PARTS, Simulation
@@ -44,7 +44,7 @@ class PredictionDisplay:
         tables.append(text_table(_TRAFFIC, _traffic(self.traffic)))
         return "\n\n".join([self.title, *map("\n".join, tables), *self._notes()])
 
-    def html(self) -> str:
+    def html(self) -> Markup:
         """All tables as HTML, with the timeline as a picture."""
         heading, _, rest = self.title.strip("<>").partition(": ")
         parts = []
@@ -56,8 +56,8 @@ class PredictionDisplay:
         parts.append(table(_MEMORY, _memory(self.memory), caption))
         caption = "Received in a step, by the rank that receives most"
         parts.append(table(_TRAFFIC, _traffic(self.traffic), caption))
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes())
-        return f"<div><p><b>{escape(heading)}</b>: {escape(rest)}.</p>{''.join(parts)}{notes}</div>"
+        parts += [element("p", note) for note in self._notes()]
+        return element("div", element("p", element("b", heading), f": {rest}."), *parts)
 
     def _notes(self) -> list[str]:
         """Warnings that a reader needs to judge the figures."""

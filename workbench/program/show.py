@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from workbench.plan.display.html import frame_of, table
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension.extension import name_of
 from workbench.program.collectives import CollectiveCall, Collectives
@@ -119,11 +119,13 @@ class ProgramDisplay:
             rows.append("  ".join(cells).rstrip())
         return "\n".join([self.title, *rows])
 
-    def html(self) -> str:
+    def html(self) -> Markup:
         """The same as a table."""
-        return (
-            f"<div><p><b>{escape(self.title)}</b></p><div style='max-height:40em;overflow:auto'>"
-            f"{table(_HEAD, self.lines())}</div></div>"
+        lines = table(_HEAD, self.lines())
+        return element(
+            "div",
+            element("p", element("b", self.title)),
+            element("div", lines, style="max-height:40em;overflow:auto"),
         )
 
     def frame(self) -> "pandas.DataFrame":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from workbench.plan.display.html import save
+from workbench.plan.display.markup import Markup
 from workbench.plan.experiment.asked import experiment_of, required_machine, required_plan
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.sync import warm
@@ -154,7 +155,7 @@ class Program:
         """
         save(self, path)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return self._shown().html()
 
     def __eq__(self, other: object) -> bool:
@@ -277,7 +278,7 @@ class RankProgram:
         """
         save(self, path)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return self.program._shown(self.rank).html()
 
 

@@ -6,7 +6,6 @@ Both are pictures that any notebook shows, and say the same in words.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ import numpy as np
 from workbench.client.run.run import Run
 from workbench.plan.display import svg
 from workbench.plan.display.html import frame_of, save
+from workbench.plan.display.markup import Markup, element, joined, lines
 from workbench.plan.display.panels import (
     COLORS,
     FAINT,
@@ -77,7 +77,7 @@ class TimingChart:
                 place = self._x(x), _y(s, bottom, top)
                 parts.append(svg.circle(*place, 4.5, fill="#fff", stroke=color, stroke_width=2.5))
         title = "Seconds of an iteration by the rate of the links: model (lines), runs (circles)"
-        return document([Panel(title, tuple(legend), "".join(parts), WIDTH, HEIGHT)], columns=1)
+        return document([Panel(title, tuple(legend), joined(parts), WIDTH, HEIGHT)], columns=1)
 
     def to_frame(self) -> "pandas.DataFrame":
         """Seconds of an iteration by bandwidth (bytes/s), one column for each system."""
@@ -99,10 +99,9 @@ class TimingChart:
     def __repr__(self) -> str:
         return "\n".join(["<TimingChart: the fastest, by the rate of the links>", *self._ranges()])
 
-    def _repr_html_(self) -> str:
-        return (
-            f"{svg.image(self.svg(), repr(self))}<p>{'<br>'.join(map(escape, self._ranges()))}</p>"
-        )
+    def _repr_html_(self) -> Markup:
+        picture = svg.image(self.svg(), repr(self))
+        return element("div", picture, element("p", lines(self._ranges())))
 
     def _ranges(self) -> list[str]:
         found = where_fastest(self.model, self.systems, self.low, self.high)
@@ -119,7 +118,7 @@ class TimingChart:
             self.high / self.low
         )
 
-    def _rate_axis(self) -> list[str]:
+    def _rate_axis(self) -> list[Markup]:
         middle = (LEFT + RIGHT) / 2
         parts = [svg.text(middle, HEIGHT - 8, "rate of the links", "middle", fill=FAINT)]
         for bits in _decades(8 * self.low, 8 * self.high):
@@ -129,7 +128,7 @@ class TimingChart:
         return parts
 
 
-def _seconds_axis(bottom: float, top: float) -> list[str]:
+def _seconds_axis(bottom: float, top: float) -> list[Markup]:
     parts = [svg.path(f"M{LEFT} {TOP}V{BOTTOM}H{RIGHT}", fill="none", stroke=INK)]
     for seconds in _decades(bottom, top):
         y = _y(seconds, bottom, top)
@@ -195,7 +194,7 @@ class AccuracyChart:
             lines.append(f"{name}: {accuracies[-1]:.1%}" if accuracies else f"{name}: not measured")
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return svg.image(self.svg(), repr(self))
 
 

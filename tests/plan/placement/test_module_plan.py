@@ -62,7 +62,7 @@ def test_it_is_a_table(tmp_path):
         ["fc0", "colwise", "rows", "features"],
         ["fc1", "rowwise", "features", "rows"],
     ]
-    assert "<td style='text-align:left'>rowwise</td>" in plan._repr_html_()
+    assert '<td style="text-align:left">rowwise</td>' in plan._repr_html_()
     plan.save(tmp_path / "x.html")
     title = "<h1>ModulePlan of Toy on a mesh of 2x2</h1>"
     assert title in (tmp_path / "x.html").read_text("utf-8")

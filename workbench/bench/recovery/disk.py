@@ -5,6 +5,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ FREEZE, THAW = 0xC0045877, 0xC0045878  # FIFREEZE and FITHAW of linux/fs.h
 GET_FLAGS, SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS
 IMMUTABLE = 0x10  # FS_IMMUTABLE_FL
 LEAST_CHUNK = 4096
+LOOK_S = 0.01
 SFTP_SERVER = "/usr/lib/openssh/sftp-server"
 
 
@@ -140,10 +142,15 @@ def network_disk(folder: Path) -> Iterator[NetworkDisk | None]:
     # where the connection is cut.
     wire.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec {SFTP_SERVER}\n")
     wire.chmod(0o700)
-    options = f"reconnect,ssh_command={wire}"
+    command = ["sshfs", "-f", "-o", f"reconnect,ssh_command={wire}", f"here:{served}", str(root)]
     try:
-        _run("sshfs", "-o", options, f"here:{served}", str(root))
-    except (OSError, subprocess.CalledProcessError):
+        client = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    except OSError:
+        yield None
+        return
+    while client.poll() is None and not root.is_mount():
+        time.sleep(LOOK_S)
+    if client.poll() is not None:
         yield None
         return
 
@@ -157,6 +164,8 @@ def network_disk(folder: Path) -> Iterator[NetworkDisk | None]:
     finally:
         found.go_on()
         _run("umount", "--lazy", str(root))
+        client.terminate()
+        client.wait()
 
 
 def _run(*command: str) -> None:

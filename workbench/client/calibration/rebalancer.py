@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 from workbench.client.run.requests import Replan
 from workbench.client.run.run import Run
 from workbench.plan.display.html import frame_html, frame_of, save
+from workbench.plan.display.markup import Markup
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.measured import Row
 from workbench.plan.plan import Plan
@@ -256,7 +257,7 @@ class Rebalancer:
         shared = Plan.filters(plan.graph, plan.world_size, sizes, grain=self.grain)
         return shared.with_batch_norm(plan.batch_norm)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return frame_html(repr(self)[1:-1], self.to_frame(), "changes")
 
     def __repr__(self) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from workbench.plan.display import svg
-from workbench.plan.display.html import save
+from workbench.plan.display.html import frame_html, save
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.experiment.algorithm import Algorithm
 from workbench.plan.experiment.codec import AnyCodec, as_codec
 from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, Synthetic
@@ -101,9 +102,9 @@ class SumTrace:
             parts.append(svg.text(x + 18, y + 32, name))
         return svg.document(parts, _WIDTH, height, font_family="sans-serif", font_size=12)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         ms = 1e3 * self.table.set_index("rank")
-        return f"<div>{self.svg()}{ms.to_html(float_format='{:.3f}'.format)}<p>in ms</p></div>"
+        return element("div", self.svg(), frame_html("In ms", ms.round(3).reset_index(), "ranks"))
 
     def __repr__(self) -> str:
         slowest = max(self.ranks, key=lambda rank: rank.seconds)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from workbench.layers.scheme_checks import checks_of as scheme_checks_of
 from workbench.layers.scheme_checks import small_models
 from workbench.model.tracing.trace import trace
 from workbench.plan.display.html import frame_of, save, table
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.experiment.codec import Codec, OwnCodec
 from workbench.plan.experiment.strategy import Strategy
 from workbench.plan.extension.extension import Check, Extension, extension_of
@@ -75,9 +75,9 @@ class CheckedExtension:
     def __repr__(self) -> str:
         return f"<CheckedExtension {self._verdict}>"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         rows = [("✓" if check.ok else "✗", check.what, check.said) for check in self.checks]
-        return f"<div><p>{escape(self._verdict)}</p>{table(('', 'checked', 'found'), rows)}</div>"
+        return element("div", element("p", self._verdict), table(("", "checked", "found"), rows))
 
 
 def check_extension(extension: Any, cluster: Cluster | None = None) -> CheckedExtension:

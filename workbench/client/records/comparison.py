@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from workbench.client.records.curves import figure_panels, loss_panel
 from workbench.client.run.run import Run
 from workbench.plan.display import svg
 from workbench.plan.display.html import save, table, text_table
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.display.panels import document
 from workbench.plan.units import digits, duration, percent, size
 from workbench.store.evaluations import last_evaluation
@@ -99,11 +99,14 @@ class RunComparison:
             lines += ["", *text_table((what, *self.runs), rows)]
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        tables = "".join(table((what, *self.runs), rows) for what, rows in self._tables())
-        names = escape(", ".join(self.runs))
-        picture = svg.image(self.svg(), f"Loss and accuracy by step of {', '.join(self.runs)}")
-        return f"<div><p><b>Comparison</b>: {names}</p>{picture}{tables}</div>"
+    def _repr_html_(self) -> Markup:
+        names = ", ".join(self.runs)
+        return element(
+            "div",
+            element("p", element("b", "Comparison"), f": {names}"),
+            svg.image(self.svg(), f"Loss and accuracy by step of {names}"),
+            *(table((what, *self.runs), rows) for what, rows in self._tables()),
+        )
 
     def _tables(self) -> list[tuple[str, list[tuple[str, ...]]]]:
         shown = [_shown(each) for each in self.figures]

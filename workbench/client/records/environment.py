@@ -31,6 +31,7 @@ from workbench.client.records.source import (
     submitted_by,
 )
 from workbench.plan.display.html import frame_of, save, table, text_table
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.machine import Machine
 from workbench.plan.units import size
@@ -197,8 +198,8 @@ class Environment:
     def __str__(self) -> str:
         return "\n".join(text_table(("environment", ""), self.lines()))
 
-    def _repr_html_(self) -> str:
-        return f"<div>{table(('environment', ''), self.lines())}</div>"
+    def _repr_html_(self) -> Markup:
+        return element("div", table(("environment", ""), self.lines()))
 
 
 _ADAPTER = TypeAdapter(Environment)

@@ -1,6 +1,5 @@
 """A run as one page to send to somebody, and its metrics as files."""
 
-from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +17,7 @@ from workbench.client.records.optional import require
 from workbench.client.run import view
 from workbench.plan.display import svg
 from workbench.plan.display.html import page, table
+from workbench.plan.display.markup import Markup, element, folded, joined
 from workbench.plan.display.panels import document
 from workbench.plan.errors import ExperimentError, MachineError
 from workbench.plan.inputs import shown
@@ -70,36 +70,35 @@ def report(run: Reported) -> str:
     """A whole page: how a run went, what ran, on what, and what was predicted."""
     plan = run.experiment.plan
     parts = [
-        f"<p>{escape(', '.join(view.standing(run)))}</p>",
-        f"<pre>{escape(str(run.error))}</pre>" if run.error is not None else "",
-        _notes(run.notes),
+        element("p", ", ".join(view.standing(run))),
+        *([element("pre", str(run.error))] if run.error is not None else []),
+        *_notes(run.notes),
         _curves(run),
-        "<h2>Configuration</h2>",
+        element("h2", "Configuration"),
         table(("field", "value"), _configuration(run)),
-        _folded("The plan, layer by layer", plan._repr_html_()),
-        _folded("As text, which wb.Experiment.load reads", _text(run.experiment.to_toml())),
-        "<h2>Environment</h2>",
+        folded("The plan, layer by layer", plan._repr_html_()),
+        folded("As text, which wb.Experiment.load reads", element("pre", run.experiment.to_toml())),
+        element("h2", "Environment"),
         _environment(run.environment),
-        "<h2>Predicted and measured</h2>",
+        element("h2", "Predicted and measured"),
         _predicted(run),
     ]
     return page(f"{plan.graph.source.name}: {run.directory.name}", parts)
 
 
-def _notes(notes: list[str]) -> str:
-    lines = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f"<ul>{lines}</ul>" if lines else ""
+def _notes(notes: list[str]) -> list[Markup]:
+    return [element("ul", *(element("li", note) for note in notes))] if notes else []
 
 
-def _curves(run: Reported) -> str:
+def _curves(run: Reported) -> Markup:
     try:
         drawn = curves_svg(run)
     except ClusterError as error:
-        return f"<p>{escape(str(error))}</p>"
+        return element("p", str(error))
     return svg.image(drawn, f"Loss, metrics, speed, time and memory of {run.directory.name}")
 
 
-def curves_svg(run: Reported) -> str:
+def curves_svg(run: Reported) -> Markup:
     """Loss, metrics, speed, time and memory of a run, as a picture.
 
     Raises:
@@ -131,19 +130,20 @@ def _configuration(run: Reported) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in fields.items() if value is not None]
 
 
-def _environment(environment: Environment | None) -> str:
+def _environment(environment: Environment | None) -> Markup:
     if environment is None:
-        return "<p>The run's folder does not say what it ran with.</p>"
+        return element("p", "The run's folder does not say what it ran with.")
     parts = [environment._repr_html_()]
     if environment.module:
-        parts.append(_folded("The module, as it prints itself", _text(environment.module)))
+        module = element("pre", environment.module)
+        parts.append(folded("The module, as it prints itself", module))
     for each in environment.sources:
         title = f"{each.name}, {each.place}" if each.place else each.name
-        parts.append(_folded(title, _text(each.text or "Its text could not be had.")))
-    return "".join(parts)
+        parts.append(folded(title, element("pre", each.text or "Its text could not be had.")))
+    return joined(parts)
 
 
-def _predicted(run: Reported) -> str:
+def _predicted(run: Reported) -> Markup:
     """The comparison; or why there is none."""
     try:
         if (machine := run.machine) is None:
@@ -154,12 +154,4 @@ def _predicted(run: Reported) -> str:
         prediction = predict(run.experiment.plan, machine, run.experiment)
         return run.compare(prediction)._repr_html_()
     except (MachineError, ExperimentError, ClusterError, ValueError) as error:
-        return f"<p>Nothing is set beside a prediction: {escape(str(error))}.</p>"
-
-
-def _folded(title: str, body: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{body}</details>"
-
-
-def _text(text: str) -> str:
-    return f"<pre>{escape(text)}</pre>"
+        return element("p", f"Nothing is set beside a prediction: {error}.")

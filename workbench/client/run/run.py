@@ -21,6 +21,7 @@ from workbench.client.run.requests import Replan, RequestHandle, learning_rate
 from workbench.client.run.rows import Rows
 from workbench.client.run.weights import weights_of
 from workbench.plan.display.html import save
+from workbench.plan.display.markup import Markup
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
 from workbench.plan.machine.machine import Machine
@@ -401,8 +402,7 @@ class Run:
     def subscribe(self, callback: view.Callback) -> Callable[[], None]:
         """Has a function called with new rows, and with [] when the state changes.
 
-        It is called on the run's thread and should be quick. One that raises is not called again.
-        What `subscribe` gives is a function that ends it.
+        It is called on the run's thread, and not again once it raised. Gives what ends it.
         """
         return self._subscribers.add(callback)
 
@@ -496,5 +496,5 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run {self.directory.name}: {', '.join(view.standing(self))}>"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return view.html(self)

@@ -4,12 +4,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from workbench.client.run.rows import Rows
 from workbench.plan.display.html import table
+from workbench.plan.display.markup import Markup, element, lines
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
 from workbench.plan.units import size
@@ -130,7 +130,7 @@ def made(run: ShownRun) -> int:
     return done(newest) if len(newest) == world_size else 0
 
 
-def html(run: ShownRun) -> str:
+def html(run: ShownRun) -> Markup:
     """A run for a notebook, in inline styles: it reads well without a kernel."""
     head = ("rank", "compute", "communication", "wait", "tensors", "peak", "process", "GPU")
     plan = run.experiment.plan
@@ -147,9 +147,10 @@ def html(run: ShownRun) -> str:
         )
         for row in run.rows.newest(plan.world_size)
     ]
-    lines = [", ".join(standing(run)), str(run.directory), *run.notes]
-    failed = f"<pre>{escape(str(run.error))}</pre>" if run.error is not None else ""
-    return (
-        f"<div><p><b>{escape(plan.graph.source.name)}</b>: {'<br>'.join(map(escape, lines))}</p>"
-        f"{failed}{table(head, ranks) if ranks else ''}</div>"
+    told = lines([", ".join(standing(run)), str(run.directory), *run.notes])
+    return element(
+        "div",
+        element("p", element("b", plan.graph.source.name), ": ", told),
+        *([element("pre", str(run.error))] if run.error is not None else []),
+        *([table(head, ranks)] if ranks else []),
     )

@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -15,6 +14,7 @@ from workbench.hosts.emulated.network import ShapedLink
 from workbench.hosts.emulated.quota import CpuController
 from workbench.hosts.host import Host, assign, divide, probe
 from workbench.plan.display.html import frame_of, save, table
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.placement.placement import apportion
 from workbench.store.cluster_spec import EngineDevice, Site, of_interface
 from workbench.store.errors import HostsError
@@ -299,7 +299,7 @@ class Hosts:
         """
         save(self, path)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return _html(self)
 
     def _there(self) -> "Emulation":
@@ -311,18 +311,18 @@ class Hosts:
         return self._up
 
 
-def _html(hosts: Hosts) -> str:
+def _html(hosts: Hosts) -> Markup:
     """Returns a table with one line for each emulated host."""
-    line = f"<p>{escape(repr(hosts))}</p>"
+    line = element("p", repr(hosts))
     if not hosts.is_up:
-        return f"<div>{line}</div>"
+        return element("div", line)
     rows = [
         (name, address, ", ".join(map(str, cores)), f"{speed:g}", str(hosts.link))
         for name, address, cores, speed in zip(
             hosts.names, hosts.addresses, hosts.cores, hosts.speeds, strict=True
         )
     ]
-    return f"<div>{line}{table(('host', 'address', 'cores', 'speed', 'link'), rows)}</div>"
+    return element("div", line, table(("host", "address", "cores", "speed", "link"), rows))
 
 
 class Emulation:

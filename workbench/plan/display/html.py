@@ -4,11 +4,11 @@ All that is shown is a table, `to_frame()`, and some of it also a picture. `save
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.plan.display import svg
+from workbench.plan.display.markup import Markup, element
 
 if TYPE_CHECKING:
     import pandas
@@ -23,6 +23,7 @@ _SHOWN = (".svg", ".html", ".csv", ".png", ".pdf", ".jpg", ".jpeg")
 
 _LETTER, _LINE, _GAP = 7.2, 18, 22  # pixels of a monospaced letter at 12, and between columns
 
+_LEFT = "text-align:left"
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;"
     "color:#212121;background:#fff}table{border-collapse:collapse;margin:1em 0}"
@@ -37,7 +38,7 @@ class Displayable(Protocol):
     def to_frame(self) -> "pandas.DataFrame":
         """Its table, in plain numbers: seconds, bytes, names."""
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         """What a notebook shows of it."""
 
 
@@ -98,7 +99,7 @@ def frame_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> "pand
     return pandas.DataFrame(list(rows), columns=list(columns))
 
 
-def frame_html(title: str, frame: "pandas.DataFrame", what: str) -> str:
+def frame_html(title: str, frame: "pandas.DataFrame", what: str) -> Markup:
     """A table of pandas for a notebook, its first lines.
 
     Args:
@@ -108,24 +109,22 @@ def frame_html(title: str, frame: "pandas.DataFrame", what: str) -> str:
     """
     rows = [tuple(_cell(value) for value in row) for row in frame[:MOST_SHOWN].to_numpy().tolist()]
     told = shortened(rows, len(frame), what) if rows else rows
-    return f"<div><p>{escape(title)}</p>{table(list(map(str, frame.columns)), told)}</div>"
+    return element("div", element("p", title), table(list(map(str, frame.columns)), told))
 
 
-def page(title: str, parts: Iterable[str]) -> str:
+def page(title: str, parts: Iterable[Markup]) -> str:
     """A whole page to send to somebody: without scripts, and with nothing that is fetched.
 
     Args:
         title: its title, as text.
-        parts: what it shows, as HTML.
+        parts: what it shows.
     """
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
-        f"<body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n"
-    )
+    head = element("meta", charset="utf-8"), element("title", title), element("style", _STYLE)
+    body = element("body", element("h1", title), *parts)
+    return f"<!doctype html>{element('html', element('head', *head), body, lang='en')}\n"
 
 
-def table_svg(frame: "pandas.DataFrame") -> str:
+def table_svg(frame: "pandas.DataFrame") -> Markup:
     """A table, drawn; a document of its own."""
     if frame.index.name is not None:
         frame = frame.reset_index()
@@ -163,16 +162,12 @@ def _title(shown: object) -> str:
     return first.partition(": ")[0]
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> Markup:
     """An HTML table in inline styles, which a notebook that is not trusted keeps, too."""
-    style = "style='text-align:left'"
-    named = f"<caption>{escape(caption)}</caption>" if caption else ""
-    top = "".join(f"<th {style} scope='col'>{escape(name)}</th>" for name in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td {style}>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in rows
-    )
-    return f"<table>{named}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    named = [element("caption", caption)] if caption else []
+    top = (element("th", name, style=_LEFT, scope="col") for name in head)
+    body = (element("tr", *(element("td", cell, style=_LEFT) for cell in row)) for row in rows)
+    return element("table", *named, element("thead", element("tr", *top)), element("tbody", *body))
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.plan.display import svg
+from workbench.plan.display.markup import Markup, joined
 
 INK, FAINT, RULE = "#212121", "#5f6368", "#e4e6e8"
 # Okabe and Ito's palette: told apart by every kind of color vision.
@@ -58,7 +59,7 @@ class Panel:
 
     title: str
     legend: tuple[tuple[str, str, str], ...]  # (color, label, value)
-    body: str
+    body: Markup
     width: int
     height: int
 
@@ -103,7 +104,7 @@ def line_panel(
         if curve.dots and len(known) <= 40:
             parts += [svg.circle(x, y, 3, fill="#fff", **look, stroke_width=2) for x, y in known]
     legend = tuple((curve.color, curve.label, curve.now) for curve in curves if curve.label)
-    return Panel(title, legend, "".join(parts), width, height)
+    return Panel(title, legend, joined(parts), width, height)
 
 
 def bar_panel(
@@ -140,10 +141,10 @@ def bar_panel(
             svg.text(x0, y + 12, f"and {len(bars) - most} more ranks", "start", fill=FAINT)
         )
         y += pitch
-    return Panel(title, tuple(parts), "".join(drawn), width, y + 8)
+    return Panel(title, tuple(parts), joined(drawn), width, y + 8)
 
 
-def document(panels: Sequence[Panel], *, columns: int = 2, gap: int = 14) -> str:
+def document(panels: Sequence[Panel], *, columns: int = 2, gap: int = 14) -> Markup:
     """A whole SVG document: panels in rows, on a white ground that suits any theme."""
     width, y = max(panel.width for panel in panels), gap
     parts = []
@@ -186,7 +187,7 @@ def _extent(bar: Bar) -> float:
     return max(length, bar.mark if math.isfinite(bar.mark) else 0.0)
 
 
-def _frame(panel: Panel, height: int) -> str:
+def _frame(panel: Panel, height: int) -> Markup:
     parts = [
         svg.rect(-4, -4, panel.width + 8, height + 8, rx=5, fill="none", stroke=RULE),
         svg.text(4, 14, panel.title, font_weight=600, font_size=12.5, fill=INK),
@@ -197,4 +198,4 @@ def _frame(panel: Panel, height: int) -> str:
         parts.append(svg.rect(x, 24, 10, 10, rx=2, fill=color))
         parts.append(svg.text(x + 14, 33, text, "start", fill=INK))
         x += 26 + 6.3 * len(text)
-    return "".join(parts) + panel.body
+    return joined([*parts, panel.body])

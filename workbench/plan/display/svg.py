@@ -1,54 +1,55 @@
 """SVG as text: every picture that the library draws is written here.
 
-A picture is a document of elements, each a string. Looks (`fill`, `stroke_width`, `style`, ...) are
-keyword arguments with "_" for "-". Text is escaped where it is given, so no name can break out.
+A picture is a document of elements. Looks (`fill`, `stroke_width`, `style`, ...) are keyword
+arguments with "_" for "-".
 """
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Iterable, Sequence
 
+from workbench.plan.display.markup import Markup, element
+
+_NAMES = "http://www.w3.org/2000/svg"
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 
 
 def rect(
     x: float, y: float, width: float, height: float, title: str = "", **look: str | float
-) -> str:
+) -> Markup:
     """A rectangle; `title` is shown while the pointer is over it."""
-    return (
-        f'<rect x="{_short(x)}" y="{_short(y)}" width="{_short(width)}" height="{_short(height)}"'
-        + _closed("rect", title, look)
-    )
+    box = {"x": _short(x), "y": _short(y), "width": _short(width), "height": _short(height)}
+    return element("rect", *_titled(title), **box, **look)
 
 
-def circle(x: float, y: float, radius: float, title: str = "", **look: str | float) -> str:
+def circle(x: float, y: float, radius: float, title: str = "", **look: str | float) -> Markup:
     """A circle around (x, y)."""
-    return f'<circle cx="{_short(x)}" cy="{_short(y)}" r="{radius:g}"' + _closed(
-        "circle", title, look
-    )
+    place = {"cx": _short(x), "cy": _short(y), "r": f"{radius:g}"}
+    return element("circle", *_titled(title), **place, **look)
 
 
-def path(d: str, title: str = "", **look: str | float) -> str:
+def path(d: str, title: str = "", **look: str | float) -> Markup:
     """Lines, as SVG's path data describe them."""
-    return f'<path d="{d}"' + _closed("path", title, look)
+    return element("path", *_titled(title), d=d, **look)
 
 
-def text(x: float, y: float, words: str, anchor: str = "start", **look: str | float) -> str:
+def text(x: float, y: float, words: str, anchor: str = "start", **look: str | float) -> Markup:
     """Words on a line; `anchor` is "start", "middle" or "end"."""
-    placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
-    return f'<text x="{_short(x)}" y="{_short(y)}"{placed}{_written(look)}>{escape(words)}</text>'
+    place = {"x": _short(x), "y": _short(y)}
+    if anchor != "start":
+        place["text_anchor"] = anchor
+    return element("text", str(words), **place, **look)
 
 
-def upwards(x: float, y: float, words: str, **look: str | float) -> str:
+def upwards(x: float, y: float, words: str, **look: str | float) -> Markup:
     """Words that run upwards, with their middle at (x, y): beside a vertical axis."""
-    turned = f'transform="translate({_short(x)} {_short(y)}) rotate(-90)" text-anchor="middle"'
-    return f"<text {turned}{_written(look)}>{escape(words)}</text>"
+    turned = f"translate({_short(x)} {_short(y)}) rotate(-90)"
+    return element("text", words, transform=turned, text_anchor="middle", **look)
 
 
-def group(parts: Iterable[str], **look: str | float) -> str:
+def group(parts: Iterable[Markup], **look: str | float) -> Markup:
     """Elements that share a place, a role or a look."""
-    return f"<g{_written(look)}>{''.join(parts)}</g>"
+    return element("g", *parts, **look)
 
 
 def polyline(points: Iterable[tuple[float, float] | None]) -> str:
@@ -65,7 +66,7 @@ def polyline(points: Iterable[tuple[float, float] | None]) -> str:
 
 def legend(
     colors: Iterable[tuple[str, str]], x: float, y: float, pitch: float, **look: str
-) -> list[str]:
+) -> list[Markup]:
     """Squares with words beside them, in a row.
 
     Args:
@@ -83,7 +84,7 @@ def legend(
     return parts
 
 
-def document(parts: Iterable[str], width: float, height: float, **look: str | float) -> str:
+def document(parts: Iterable[Markup], width: float, height: float, **look: str | float) -> Markup:
     """A whole picture.
 
     Args:
@@ -92,27 +93,25 @@ def document(parts: Iterable[str], width: float, height: float, **look: str | fl
         height: likewise.
         look: attributes of the picture, such as the font's; `FONT` at 11.5 pixels unless told.
     """
-    look = {"font_family": FONT, "font_size": 11.5, **look}
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:g}" height="{height:g}"{_written(look)}>{"".join(parts)}</svg>'
-    )
+    size = {"width": f"{width:g}", "height": f"{height:g}"}
+    size = {"xmlns": _NAMES, "viewBox": f"0 0 {width:g} {height:g}", **size}
+    return element("svg", *parts, **size, **{"font_family": FONT, "font_size": 11.5, **look})
 
 
-def stacked(documents: Sequence[str], gap: int = 14) -> str:
+def stacked(documents: Sequence[Markup], gap: int = 14) -> Markup:
     """Whole pictures below each other, as one.
 
     Raises:
         ValueError: a picture has no viewBox.
     """
-    parts, y, widest = list[str](), float(gap), 0.0
+    parts, y, widest = list[Markup](), float(gap), 0.0
     for each in documents:
         found = _BOX.search(each)
         if found is None:
             raise ValueError("a picture has no viewBox")
         width, height = float(found[1]), float(found[2])
         inner = re.sub(r"^<svg ", f'<svg x="{gap}" y="{_short(y)}" ', _sized(each, width, height))
-        parts.append(inner)
+        parts.append(Markup(inner))
         y += height + gap
         widest = max(widest, width)
     return document([ground(), *parts], widest + 2 * gap, y)
@@ -128,31 +127,21 @@ def _sized(picture: str, width: float, height: float) -> str:
     return f'{head} width="{width:g}" height="{height:g}">{rest}'
 
 
-def ground(**look: str | float) -> str:
+def ground(**look: str | float) -> Markup:
     """What lies below a whole picture: white unless told."""
-    return f'<rect width="100%" height="100%"{_written(look or {"fill": "#fff"})}/>'
+    return element("rect", width="100%", height="100%", **(look or {"fill": "#fff"}))
 
 
-def image(svg: str, description: str, style: str = "max-width:100%") -> str:
+def image(svg: str, description: str, style: str = "max-width:100%") -> Markup:
     """An `<img>` that holds a picture; unlike inline SVG it is shown in untrusted notebooks."""
     content = base64.b64encode(svg.encode()).decode()
-    return (
-        f'<img alt="{escape(description)}" style="{style}" '
-        f'src="data:image/svg+xml;base64,{content}">'
-    )
+    source = f"data:image/svg+xml;base64,{content}"
+    return element("img", alt=description, style=style, src=source)
 
 
-def _closed(tag: str, title: str, look: Mapping[str, str | float]) -> str:
-    """The end of an element: its look, and its title inside it."""
-    end = f"><title>{escape(title)}</title></{tag}>" if title else "/>"
-    return _written(look) + end
-
-
-def _written(look: Mapping[str, str | float]) -> str:
-    """Attributes, the values of which are escaped."""
-    return "".join(
-        f' {name.replace("_", "-")}="{escape(str(value))}"' for name, value in look.items()
-    )
+def _titled(title: str) -> tuple[Markup, ...]:
+    """What is in an element with such a title."""
+    return (element("title", title),) if title else ()
 
 
 def _short(value: float) -> str:

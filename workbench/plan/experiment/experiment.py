@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from workbench.plan.display.html import save_value, table
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment.least_rows import Schedule, check_rows
 from workbench.plan.experiment.optimizers import ASGD as ASGD
@@ -478,9 +479,9 @@ class Experiment(Value):
 
     __str__ = __repr__
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         """The fields that are not as they are without being given."""
-        return f"<div>{table(('field', 'value'), self._lines(), str(self)[1:-1])}</div>"
+        return element("div", table(("field", "value"), self._lines(), str(self)[1:-1]))
 
     def _strategy(self) -> str:
         """The strategy, unless it is a plain synchronous step without sharding."""

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from workbench.plan.display.html import frame_of, save_value, table
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.errors import MachineError, unknown
 from workbench.plan.experiment.precision import Precision
 from workbench.plan.graph import Graph
@@ -196,7 +196,7 @@ class Machine(MachineValue):
 
     __str__ = __repr__
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return as_html(self)
 
 
@@ -243,7 +243,7 @@ def as_frame(machine: "Machine") -> "pandas.DataFrame":
     return frame_of(rows, list(dict.fromkeys(name for row in rows for name in row)))
 
 
-def as_html(machine: "Machine") -> str:
+def as_html(machine: "Machine") -> Markup:
     """The machine's devices and links as HTML."""
     one = len(machine.devices) == 1
     devices = [
@@ -251,11 +251,16 @@ def as_html(machine: "Machine") -> str:
         for rank, device in enumerate(machine.devices)
     ]
     links = [link for link in (machine.within, machine.across) if link is not None]
-    return (
-        f"<div><p>{escape(headline(machine))}</p>{table(_DEVICES, devices)}"
-        f"{table(_LINKS, map(_link, links))}"
-        f"<p>A rank computes {machine.slowdown:.3g} times as long while a collective of its own "
-        f"goes on.{_unequal(machine)}</p></div>"
+    slowed = (
+        f"A rank computes {machine.slowdown:.3g} times as long while a collective of its own "
+        f"goes on.{_unequal(machine)}"
+    )
+    return element(
+        "div",
+        element("p", headline(machine)),
+        table(_DEVICES, devices),
+        table(_LINKS, map(_link, links)),
+        element("p", slowed),
     )
 
 

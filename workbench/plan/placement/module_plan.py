@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from workbench.plan.display.html import frame_html, frame_of, save
+from workbench.plan.display.markup import Markup
 from workbench.plan.errors import PlanError
 from workbench.plan.graph import Graph, Layer
 from workbench.plan.placement.choice import LayerPlan
@@ -106,7 +107,7 @@ class ModulePlan:
         split = f"{len(self.styles)} modules split" if self.styles else "data parallel"
         return f"<ModulePlan of {self._headline}: {split}>"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return frame_html(self._headline, self.to_frame(), "modules")
 
     @property

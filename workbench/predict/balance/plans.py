@@ -19,11 +19,11 @@ Source: ours; that a device which costs more than it helps gets nothing is FuPer
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.plan.display.html import frame_of, save, table
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.experiment.asked import experiment_of, required_machine, required_plan
 from workbench.plan.experiment.experiment import Experiment
@@ -108,13 +108,13 @@ class Balanced:
         """
         save(self, path)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         rows = (
             (str(rank), str(units), milliseconds(seconds), milliseconds(alone))
             for rank, units, seconds, alone in self.to_frame().itertuples(index=False)
         )
         head = ("rank", self.split, "computes", "all of it alone")
-        return f"<div><p>{escape(repr(self).strip('<>'))}</p>{table(head, rows)}</div>"
+        return element("div", element("p", repr(self).strip("<>")), table(head, rows))
 
     def __repr__(self) -> str:
         sizes = ":".join(map(str, self.partition.sizes))

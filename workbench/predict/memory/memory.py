@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, overload
 
 from workbench.plan.display.html import frame_html, frame_of, save
+from workbench.plan.display.markup import Markup
 from workbench.plan.machine.machine import Machine
 from workbench.plan.units import size
 from workbench.predict.memory.kept import is_guessed
@@ -147,7 +148,7 @@ class Memory:
         band = f" ({size(least)} .. {size(most)}, as kernels are)" if least < most else ""
         return f"<Memory of {len(self.ranks):,} ranks: at most {size(self.peak_bytes)}{band}>"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return frame_html(f"{repr(self).strip('<>')}; in bytes", self.to_frame(), "ranks")
 
 

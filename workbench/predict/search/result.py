@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workbench.plan.display.html import frame_of, save, table
+from workbench.plan.display.markup import Markup, element, folded
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.plan import Plan
 from workbench.plan.units import size
@@ -156,7 +156,7 @@ class SearchResult:
         """
         save(self, path)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         reasons = [
             (reason.layer, named(reason.chosen), str(reason).partition(": ")[2])
             for reason in self.why.values()
@@ -165,9 +165,11 @@ class SearchResult:
             (f"{one.step_time * 1e3:,.4g} ms", size(one.peak_bytes), summary(one.plan))
             for one in self.pareto
         ]
-        return (
-            f"<p>{escape(repr(self)[1:-1])}</p>{table(('step', 'peak', 'plan'), front)}"
-            f"<details><summary>why</summary>{table(('layer', 'scheme', 'why'), reasons)}</details>"
+        return element(
+            "div",
+            element("p", repr(self)[1:-1]),
+            table(("step", "peak", "plan"), front),
+            folded("why", table(("layer", "scheme", "why"), reasons)),
         )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.plan.display.html import save
+from workbench.plan.display.markup import Markup, element
 from workbench.plan.errors import MachineError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Lane, Span
@@ -142,7 +143,7 @@ class Schedule:
         """One line for each span of the ranks that are simulated, in seconds and bytes."""
         return spans_frame(span for rank in self.alike.ranks.tolist() for span in self.spans(rank))
 
-    def svg(self) -> str:
+    def svg(self) -> Markup:
         """The step of the first ranks that differ, as a picture; a document of its own."""
         return picture(
             {f"rank {rank:,}": self.spans(rank) for rank in self.shown()}, "Predicted step"
@@ -159,8 +160,8 @@ class Schedule:
     def __repr__(self) -> str:
         return f"<Schedule of {self.world_size:,} ranks: {self.seconds * 1e3:,.4g} ms a step>"
 
-    def _repr_html_(self) -> str:
-        return f"<div><p>{repr(self).strip('<>')}</p>{self.svg()}</div>"
+    def _repr_html_(self) -> Markup:
+        return element("div", element("p", repr(self).strip("<>")), self.svg())
 
     def _column(self, rank: int) -> int:
         if not 0 <= rank < self.world_size:

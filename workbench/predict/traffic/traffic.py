@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.plan.display.html import frame_html, frame_of, save
+from workbench.plan.display.markup import Markup
 from workbench.plan.errors import ExperimentError
 from workbench.predict.traffic.collective_costs import Table
 from workbench.predict.traffic.received import Received, Summing, received_of
@@ -113,7 +114,7 @@ class Traffic:
         most = f"{self.most_received_bytes / 1e6:,.2f} MB" if self.collectives else "nothing"
         return f"<Traffic of {len(self.collectives):,} collectives: a rank receives at most {most}>"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         title = f"{repr(self).strip('<>')} in a step"
         return frame_html(title, self.to_frame(), "collectives")
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.plan.display.html import frame_of, save, table
+from workbench.plan.display.markup import Markup, element, joined, lines
 from workbench.plan.graph import Graph
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Verification:
         """
         save(self, path)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         rows = [
             (
                 kind,
@@ -218,12 +218,10 @@ class Verification:
             for kind in self.kinds
         ]
         head = ("compared", "tensors", "worst relative error", "tolerance", "where", "rank")
-        verdict = "exact &#10003;" if self.exact else "not exact &#10007;"
+        verdict = "exact \N{CHECK MARK}" if self.exact else "not exact \N{BALLOT X}"
         said = (*self._said, *self.notes)
         if any(self.tolerance(kind) > TOLERANCE[self.precision] for kind in self.kinds):
             said = (*said, ROUNDED if self.precision == "fp32" else NARROW)
-        notes = "".join(f"<br>{escape(note)}" for note in said)
-        return (
-            f"<div><p><b>{escape(self.model)}</b>, {self.precision}, {self.steps} steps: "
-            f"<b>{verdict}</b>{notes}</p>{table(head, rows)}</div>"
-        )
+        ran = f", {self.precision}, {self.steps} steps: "
+        line = joined([element("b", self.model), ran, element("b", verdict)])
+        return element("div", element("p", lines([line, *said])), table(head, rows))

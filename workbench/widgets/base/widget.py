@@ -17,6 +17,7 @@ from IPython.display import DisplayHandle, display
 
 from workbench.plan.display import svg
 from workbench.plan.display.html import save
+from workbench.plan.display.markup import Markup
 
 if TYPE_CHECKING:
     import pandas
@@ -53,7 +54,7 @@ class Displayed(ipywidgets.DOMWidget):  # type: ignore[misc]
         self._handles: list[DisplayHandle] = []
         super().__init__(**state)
 
-    def still(self) -> str:
+    def still(self) -> Markup:
         """The last state as HTML without scripts, which untrusted notebooks show, too."""
         raise NotImplementedError
 
@@ -61,7 +62,7 @@ class Displayed(ipywidgets.DOMWidget):  # type: ignore[misc]
         """What it shows, as a table in plain numbers."""
         raise NotImplementedError
 
-    def pictures(self) -> Sequence[str]:
+    def pictures(self) -> Sequence[Markup]:
         """The pictures that it shows, documents of their own; none: it shows a table."""
         return ()
 
@@ -74,7 +75,7 @@ class Displayed(ipywidgets.DOMWidget):  # type: ignore[misc]
         drawn = self.pictures()
         save(self, path, partial(svg.stacked, drawn) if drawn else None)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         return self.still()
 
     def keep(self) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
+from workbench.plan.display.markup import Markup
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.machine import Machine
 from workbench.widgets.base.background import BackgroundTasks, failed
@@ -177,13 +178,13 @@ class Dashboard(Widget):
         """The metrics of the run that is shown."""
         return self.run.rows.to_frame()
 
-    def pictures(self) -> Sequence[str]:
+    def pictures(self) -> Sequence[Markup]:
         """The charts, as one picture."""
         self._read()
         with self._guard:
             return [still.picture(self._watched, self.shown, self._forecast, self._timelines)]
 
-    def still(self) -> str:
+    def still(self) -> Markup:
         """Charts and tables, as they are now."""
         self._read()
         with self._guard:

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 
 from workbench.plan.display import svg
 from workbench.plan.display.html import table
+from workbench.plan.display.markup import Markup, element, folded, joined
 from workbench.plan.display.panels import (
     INK,
     Axis,
@@ -50,7 +50,7 @@ def picture(
     shown: str,
     forecast: RunForecast,
     timelines: tuple[StepTimeline, StepTimeline] = (StepTimeline(), StepTimeline()),
-) -> str:
+) -> Markup:
     """Panels as one SVG document: how the runs learn; memory, time and traffic of one."""
     ranks = watched[shown].series.ranks
     panels = [_learning(watched), _speed(watched, forecast), _memory(watched[shown], forecast)]
@@ -172,7 +172,7 @@ def lane_panel(title: str, timeline: StepTimeline, *, width: int = 470) -> Panel
     legend = tuple((SPANS[what], what, "") for what in KINDS if what in found)
     step = "" if timeline.step is None else f", step {timeline.step:,}"
     title = f"{title}{step}: {milliseconds(timeline.seconds)}"
-    return Panel(title, legend, "".join(drawn), width, y + count * (2 * pitch + 4) + 8)
+    return Panel(title, legend, joined(drawn), width, y + count * (2 * pitch + 4) + 8)
 
 
 def html(
@@ -180,27 +180,27 @@ def html(
     shown: str,
     forecast: RunForecast,
     timelines: tuple[StepTimeline, StepTimeline] = (StepTimeline(), StepTimeline()),
-) -> str:
+) -> Markup:
     """The picture and tables, in HTML that untrusted notebooks show too."""
     status = watched[shown].status
-    error = f"<pre>{escape(status.error)}</pre><p>{escape(status.advice)}</p>"
-    others = "".join(
-        f"<p>{escape(name)}: {escape(str(each.status))}</p>"
-        for name, each in watched.items()
-        if name != shown
-    )
-    named = "" if len(watched) == 1 else f" {escape(shown)}"
-    lines = [line.text for line in watched[shown].events.lines][-MOST_EVENTS:]
-    happened = "".join(f"<p>{escape(line)}</p>" for line in lines)
-    return (
-        f"<p><b>Run{named}</b>: {escape(str(status))}</p>{error if status.error else ''}{others}"
-        f"{svg.image(picture(watched, shown, forecast, timelines), f'Charts of the run: {status}')}"
-        f"<details><summary>Memory, time and traffic of a step per rank</summary>"
-        f"{_table(watched[shown].series.ranks)}</details>{happened}"
+    named = "Run" if len(watched) == 1 else f"Run {shown}"
+    error = [element("pre", status.error), element("p", status.advice)] if status.error else []
+    others = [f"{name}: {each.status}" for name, each in watched.items() if name != shown]
+    happened = [line.text for line in watched[shown].events.lines][-MOST_EVENTS:]
+    drawn = picture(watched, shown, forecast, timelines)
+    told = _table(watched[shown].series.ranks)
+    return element(
+        "div",
+        element("p", element("b", named), f": {status}"),
+        *error,
+        *(element("p", other) for other in others),
+        svg.image(drawn, f"Charts of the run: {status}"),
+        folded("Memory, time and traffic of a step per rank", told),
+        *(element("p", line) for line in happened),
     )
 
 
-def _table(ranks: Sequence[RankFigures]) -> str:
+def _table(ranks: Sequence[RankFigures]) -> Markup:
     headers = ("rank", "memory now", "peak", "compute", "communication", "wait", "received")
     rows = [
         (

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workbench.plan.display import svg
+from workbench.plan.display.markup import Markup, joined
 from workbench.plan.display.panels import ticks
 from workbench.widgets.drawing import theme
 
@@ -86,7 +87,7 @@ def plot(
     bands: Sequence[Band] = (),
     bounds: tuple[float, float] | None = None,
     top: float | None = None,
-) -> str:
+) -> Markup:
     """A whole SVG document.
 
     Args:
@@ -133,7 +134,7 @@ class _Frame:
         length = HEIGHT - TOP - BOTTOM
         return HEIGHT - BOTTOM - length * _part(value, self.bottom, self.top, self.y.log)
 
-    def axes(self) -> list[str]:
+    def axes(self) -> list[Markup]:
         rule, ink = theme.style(stroke="rule"), theme.style(fill="none", stroke="faint")
         right, floor = WIDTH - RIGHT, HEIGHT - BOTTOM
         parts = [theme.text((LEFT + right) / 2, HEIGHT - 5, self.x.label, "middle")]
@@ -150,7 +151,7 @@ class _Frame:
         parts.append(svg.path(f"M{LEFT} {TOP}V{floor}H{right}", style=ink))
         return parts
 
-    def line(self, line: Line) -> list[str]:
+    def line(self, line: Line) -> list[Markup]:
         points: list[tuple[float, float] | None] = []
         dots = []
         for value, height in zip(line.xs, line.ys, strict=True):
@@ -167,19 +168,19 @@ class _Frame:
         )
         return [svg.path(svg.polyline(points), line.label, style=look), *dots]
 
-    def band(self, band: Band) -> str:
+    def band(self, band: Band) -> Markup:
         left, right = (self.across(v) for v in (band.low, band.high))
         look = theme.style(fill=band.color)
         return svg.rect(left, HEIGHT - BOTTOM + 1, right - left, STRIP, band.text, style=look)
 
-    def mark(self, mark: Mark, index: int) -> str:
+    def mark(self, mark: Mark, index: int) -> Markup:
         if not self.low <= mark.x <= self.high:
-            return ""
+            return joined([])
         at = self.across(mark.x)
         anchor, shift = ("end", -5) if at > (LEFT + WIDTH) / 2 else ("start", 5)
         look = theme.style(stroke_width=1.5, stroke=mark.color, stroke_dasharray=mark.dash)
         said = theme.text(at + shift, TOP + 11 + 14 * index, mark.text, anchor, "ink")
-        return svg.path(f"M{at:.1f} {TOP}V{HEIGHT - BOTTOM}", style=look) + said
+        return joined([svg.path(f"M{at:.1f} {TOP}V{HEIGHT - BOTTOM}", style=look), said])
 
 
 def _part(value: float, low: float, high: float, log: bool) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from workbench.plan.display import svg
+from workbench.plan.display.markup import Markup
 
 COLORS: Mapping[str, str] = MappingProxyType(
     {
@@ -47,11 +48,11 @@ def style(**look: str | float) -> str:
     )
 
 
-def text(x: float, y: float, words: str, anchor: str = "start", color: str = "faint") -> str:
+def text(x: float, y: float, words: str, anchor: str = "start", color: str = "faint") -> Markup:
     """Words on a line; `anchor` is "start", "middle" or "end"."""
     return svg.text(x, y, words, anchor, style=style(fill=color))
 
 
-def document(parts: Iterable[str], width: float, height: float) -> str:
+def document(parts: Iterable[Markup], width: float, height: float) -> Markup:
     """A whole picture, on the theme's ground."""
     return svg.document([svg.ground(style=style(fill="ground")), *parts], width, height)

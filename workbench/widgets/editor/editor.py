@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
+from workbench.plan.display.markup import Markup
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.experiment.asked import required_plan, usual
 from workbench.plan.experiment.experiment import Experiment
@@ -214,11 +215,11 @@ class PlanEditor(Widget):
         """The table of the plan as it is."""
         return self.plan.to_frame()
 
-    def pictures(self) -> Sequence[str]:
+    def pictures(self) -> Sequence[Markup]:
         """What each rank holds."""
         return [still.devices_svg(self.plan)]
 
-    def still(self) -> str:
+    def still(self) -> Markup:
         """The table, the totals and the picture of devices, as HTML without scripts."""
         with self._edits:
             return still.html(self.plan, self._model.columns, self._model.values)

@@ -1,11 +1,11 @@
 """An editor as a still picture with tables: what is left of it where no kernel runs."""
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
 from workbench.plan.display import svg
 from workbench.plan.display.html import shortened, table
+from workbench.plan.display.markup import Markup, element, folded
 from workbench.plan.display.panels import FAINT, INK, RULE
 from workbench.plan.graph import Layer
 from workbench.plan.placement.rules import SPLITTABLE
@@ -16,7 +16,7 @@ from workbench.plan.units import shortened as shortened_name
 from workbench.widgets.editor.rows import MOST_RANKS, Columns, runs
 
 
-def devices_svg(plan: Plan) -> str:
+def devices_svg(plan: Plan) -> Markup:
     """One lane for each rank: what it holds of every run of layers, wide as their parameters."""
     width, lane, left, gap, found = 860, 22, 64, 5, runs(plan)
     shown = min(plan.world_size, MOST_RANKS)
@@ -49,13 +49,13 @@ _HEAD = (
 )  # fmt: skip
 
 
-def html(plan: Plan, columns: Columns, values: Mapping[str, Any]) -> str:
+def html(plan: Plan, columns: Columns, values: Mapping[str, Any]) -> Markup:
     """The picture of devices and the tables, in HTML that untrusted notebooks show too."""
     predicted = values["predicted"]
     title = f"Plan of {plan.graph.source.name} on {plan.world_size:,} ranks"
-    parts = [f"<p><b>{escape(title)}</b>. {escape(_totals(predicted))}</p>"]
+    parts = [element("p", element("b", title), f". {_totals(predicted)}")]
     if values["complaint"]:
-        parts.append(f"<p>No prediction: {escape(values['complaint'])}</p>")
+        parts.append(element("p", f"No prediction: {values['complaint']}"))
     parts.append(svg.image(devices_svg(plan), f"{title}: what each rank holds"))
     if predicted is not None:
         parts.append(_ranks(predicted, plan.world_size))
@@ -65,7 +65,7 @@ def html(plan: Plan, columns: Columns, values: Mapping[str, Any]) -> str:
         if layer.parameters or columns["arrives"][index] or columns["segment"][index]
     ]
     layers = table(_HEAD, shortened(rows[:MOST_ROWS], len(rows), "layers"), "Layers")
-    return f"<div>{''.join(parts)}<details open><summary>Layers</summary>{layers}</details></div>"
+    return element("div", *parts, folded("Layers", layers, is_open=True))
 
 
 def _totals(predicted: Mapping[str, Any] | None) -> str:
@@ -84,7 +84,7 @@ def _totals(predicted: Mapping[str, Any] | None) -> str:
     )
 
 
-def _ranks(predicted: Mapping[str, Any], world_size: int) -> str:
+def _ranks(predicted: Mapping[str, Any], world_size: int) -> Markup:
     rows: list[tuple[str, ...]] = []
     for rank in predicted["ranks"][:MOST_RANKS]:
         limit = rank["limit"]

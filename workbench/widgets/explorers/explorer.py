@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
 from workbench.plan.display import svg
 from workbench.plan.display.html import frame_of, shortened, table
+from workbench.plan.display.markup import Markup, element, folded
 from workbench.widgets.base.widget import Displayed, Live, View
 from workbench.widgets.drawing.theme import COLORS
 from workbench.widgets.explorers.controls import Button, Control
@@ -127,7 +127,7 @@ class Drawing(Live):
         """Says above the pictures what cannot be."""
         self._explorer.refuse(reason)
 
-    def still(self) -> str:
+    def still(self) -> Markup:
         """The same as the explorer's."""
         return self._explorer.still()
 
@@ -135,7 +135,7 @@ class Drawing(Live):
         """The same as the explorer's."""
         return self._explorer.to_frame()
 
-    def pictures(self) -> Sequence[str]:
+    def pictures(self) -> Sequence[Markup]:
         """The same as the explorer's."""
         return self._explorer.pictures()
 
@@ -230,7 +230,7 @@ class Explorer(Displayed, ipywidgets.VBox):  # type: ignore[misc]
             self._follow()
             self.drawing.refresh()
 
-    def still(self) -> str:
+    def still(self) -> Markup:
         """The pictures and their tables, as HTML without scripts."""
         with self.guard:
             values = [
@@ -244,7 +244,7 @@ class Explorer(Displayed, ipywidgets.VBox):  # type: ignore[misc]
         """Its figures, as they are shown; empty where nothing can be drawn."""
         return figures_frame(self.drawing.shown)
 
-    def pictures(self) -> Sequence[str]:
+    def pictures(self) -> Sequence[Markup]:
         """Its panels."""
         with self.guard:
             return [panel["svg"] for panel in self.drawing.shown["panels"]]
@@ -299,22 +299,22 @@ class Explorer(Displayed, ipywidgets.VBox):  # type: ignore[misc]
             self.keep_soon()
 
 
-def still_html(view: Mapping[str, Any], values: Sequence[str]) -> str:
+def still_html(view: Mapping[str, Any], values: Sequence[str]) -> Markup:
     """What a view shows, and the values of its controls, in HTML that any notebook shows."""
-    parts = [f"<p><b>{escape(view['title'])}</b></p>"]
+    parts = [element("p", element("b", view["title"]))]
     if values:
-        parts.append(f"<p>{escape('; '.join(values))}</p>")
+        parts.append(element("p", "; ".join(values)))
     if view["error"]:
-        parts.append(f"<p>{escape(view['error'])}</p>")
-    parts += [f"<p>{escape(said)}</p>" for said in view["said"]]
+        parts.append(element("p", view["error"]))
+    parts += [element("p", said) for said in view["said"]]
     for panel in view["panels"]:
-        parts.append(f"<p>{escape(panel['title'])}{_legend(panel)}</p>")
+        parts.append(element("p", panel["title"], *_legend(panel)))
         parts.append(svg.image(panel["svg"], panel["alt"]))
     if figures := view["table"]:
         rows = shortened(list(figures["rows"][:MOST_ROWS]), len(figures["rows"]), "rows")
         told = table(figures["head"], rows, figures["caption"])
-        parts.append(f"<details><summary>In figures</summary>{told}</details>")
-    return f"<div>{''.join(parts)}</div>"
+        parts.append(folded("In figures", told))
+    return element("div", *parts)
 
 
 def figures_frame(view: Mapping[str, Any]) -> "pandas.DataFrame":
@@ -326,9 +326,9 @@ def figures_frame(view: Mapping[str, Any]) -> "pandas.DataFrame":
     return frame_of((dict(zip(head, row, strict=True)) for row in figures["rows"]), head)
 
 
-def _legend(panel: Mapping[str, Any]) -> str:
-    parts = []
+def _legend(panel: Mapping[str, Any]) -> list[str]:
+    parts = list[str]()
     for entry in panel["legend"]:
-        said = escape(f"{entry['label']} {entry['value']}".strip())
-        parts.append(f" <span style='color:{COLORS[entry['color']]}'>■</span> {said}")
-    return "".join(parts)
+        square = element("span", "■", style=f"color:{COLORS[entry['color']]}")
+        parts += [" ", square, f" {entry['label']} {entry['value']}".rstrip()]
+    return parts

@@ -7,6 +7,7 @@ from typing import Any
 import traitlets
 
 from workbench.plan.display import svg
+from workbench.plan.display.markup import Markup, joined
 from workbench.plan.machine.machine import Machine
 from workbench.plan.units import shortened, size
 from workbench.predict.memory.memory import RankMemory
@@ -181,7 +182,7 @@ def grouped(held: Held, by: str) -> dict[str, dict[tuple[Category, str], int]]:
     return {name: {key: held[key] for key in keys} for name, keys in groupby(order, key=group)}
 
 
-def tiles_svg(groups: Mapping[str, Mapping[tuple[Category, str], int]], by: str) -> str:
+def tiles_svg(groups: Mapping[str, Mapping[tuple[Category, str], int]], by: str) -> Markup:
     """Boxes of groups, each with the boxes of its tiles; areas of tiles in a group are to scale."""
     outer = squarified([sum(tiles.values()) for tiles in groups.values()], Box(0, 0, WIDTH, HEIGHT))
     parts, left = [], MOST_TILES
@@ -212,16 +213,16 @@ def tiles_svg(groups: Mapping[str, Mapping[tuple[Category, str], int]], by: str)
     return theme.document(parts, WIDTH, HEIGHT)
 
 
-def _button(name: str, said: str, parts: Iterable[str]) -> str:
+def _button(name: str, said: str, parts: Iterable[Markup]) -> Markup:
     """A part of a drawing that can be chosen, by its name."""
     return svg.group(parts, role="button", data_cell=name, data_pick=name, aria_label=said)
 
 
-def _area(box: Box, said: str, **look: str | float) -> str:
+def _area(box: Box, said: str, **look: str | float) -> Markup:
     return svg.rect(box.x, box.y, box.width, box.height, said, style=theme.style(**look))
 
 
-def _tile(key: tuple[Category, str], count: int, box: Box, by: str) -> str:
+def _tile(key: tuple[Category, str], count: int, box: Box, by: str) -> Markup:
     kind, layer = key
     name = (layer or "the step") if by == "category" else _words(kind)
     said = f"{layer or 'the step'}, {_words(kind)}: {size(count)}"
@@ -230,9 +231,14 @@ def _tile(key: tuple[Category, str], count: int, box: Box, by: str) -> str:
     if box.height < 15 or room < 4:
         return drawn
     lines = [name] if box.height < 30 else [name, size(count)]
-    return drawn + "".join(
-        svg.text(box.x + 4, box.y + 12 + 14 * index, _fit(line, room), style=_HALO)
-        for index, line in enumerate(lines)
+    return joined(
+        [
+            drawn,
+            *(
+                svg.text(box.x + 4, box.y + 12 + 14 * index, _fit(line, room), style=_HALO)
+                for index, line in enumerate(lines)
+            ),
+        ]
     )
 
 

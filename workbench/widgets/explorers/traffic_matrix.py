@@ -9,6 +9,7 @@ import traitlets
 from numpy.typing import NDArray
 
 from workbench.plan.display import svg
+from workbench.plan.display.markup import Markup
 from workbench.plan.errors import ExperimentError
 from workbench.plan.units import shortened, size
 from workbench.predict.prediction import Prediction, predict
@@ -289,7 +290,7 @@ def _matrix(title: str, whole: Array, most: float) -> Panel:
 
 def _cell(
     row: int, column: int, count: float, most: float, edge: float, per: int, world: int
-) -> str:
+) -> Markup:
     x, y = _MARGIN + column * edge, _MARGIN + row * edge
     said = f"{_ranks(column, per, world)} to {_ranks(row, per, world)}: {size(count)}"
     strength = 0.12 + 0.88 * count / most if count else 0.0

@@ -5,13 +5,13 @@ One thread looks at the cluster's store, at most twice a second, and tells what 
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import traitlets
 
 from workbench.client.cluster import Cluster
 from workbench.plan.display.html import table
+from workbench.plan.display.markup import Markup, element
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.store import Store
 from workbench.widgets.base.background import BackgroundTasks
@@ -202,10 +202,11 @@ def require(cluster: Any, what: str) -> Any:
 
 def table_html(
     view: View, title: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]]
-) -> str:
+) -> Markup:
     """A table as it was last, in HTML without scripts."""
-    gone = f"<p>{escape(view['gone'])}</p>" if view["gone"] else ""
-    return f"<div><p><b>{escape(title)}</b></p>{gone}{table(head, rows) if rows else ''}</div>"
+    gone = [element("p", view["gone"])] if view["gone"] else []
+    listed = [table(head, rows)] if rows else []
+    return element("div", element("p", element("b", title)), *gone, *listed)
 
 
 def brief(text: str) -> str:

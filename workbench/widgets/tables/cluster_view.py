@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import traitlets
 
 from workbench.plan.display.html import frame_of
+from workbench.plan.display.markup import Markup
 from workbench.plan.units import size
 from workbench.store.record import EngineRecord, JobRecord, JobState
 from workbench.store.store import Store
@@ -150,7 +151,7 @@ class ClusterView(ClusterTable):
             rows: list[dict[str, Any]] = self._shown["rows"]
             return frame_of(rows, list(rows[0]) if rows else ("index", "state"))
 
-    def still(self) -> str:
+    def still(self) -> Markup:
         """The engines as a table without scripts."""
         with self._guard:
             return _html(self._shown)
@@ -159,7 +160,7 @@ class ClusterView(ClusterTable):
         return f"<ClusterView of {self.cluster.name!r}: {summary(self._engines, self._jobs)}>"
 
 
-def _html(view: View) -> str:
+def _html(view: View) -> Markup:
     """The engines."""
     head = ("engine", "device", "state", "job", "processor", "memory")
     rows = [

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import traitlets
 
 from workbench.client.jobs import jobs_frame
+from workbench.plan.display.markup import Markup
 from workbench.scheduler.jobs import length, order
 from workbench.store.record import ACTIVE, ENDED, JobRecord, JobState
 from workbench.store.store import Store
@@ -322,7 +323,7 @@ class JobTable(ClusterTable):
         with self._guard:
             return jobs_frame(self._jobs)
 
-    def still(self) -> str:
+    def still(self) -> Markup:
         """The page as a table without scripts."""
         with self._guard:
             return _html(self._shown)
@@ -336,7 +337,7 @@ class JobTable(ClusterTable):
         self.refresh()
 
 
-def _html(view: View) -> str:
+def _html(view: View) -> Markup:
     """A page of jobs."""
     head = ("job", "name", "state", "engines", "priority", "steps", "", "")
     rows = [
