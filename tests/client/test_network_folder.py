@@ -1,5 +1,6 @@
 """Runs in a folder that comes over a network: their store is on this host, and nothing is lost."""
 
+from contextlib import closing
 from types import SimpleNamespace
 
 import platformdirs
@@ -7,6 +8,7 @@ import psutil
 import pytest
 
 import workbench as wb
+from tests.scheduler.values import request
 from tests.train.small import net
 from workbench.bench.recovery.disk import network_disk
 from workbench.client.cluster import Cluster
@@ -14,7 +16,7 @@ from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.store import registry
-from workbench.store.cluster_store import STORE, open_store, remove, store_of
+from workbench.store.cluster_store import STORE, open_store, rebuild, remove, sign, store_of
 from workbench.store.errors import StoreError
 
 
@@ -90,6 +92,31 @@ def test_it_goes_with_its_cluster(tmp_path, monkeypatch, state):
     assert not store_of(folder).parent.exists()
     with pytest.raises(StoreError, match="is not there"):
         open_store(folder)
+
+
+def test_each_host_has_a_store_and_the_last_one_counts(tmp_path, monkeypatch):
+    """What a host did long ago is not taken for what is the case: the folders say that."""
+    runs = tmp_path / "runs"
+    folder = registry.folder_for(runs, "night")
+    folder.mkdir(parents=True)
+    mounts(monkeypatch, ("/dev/a", "/", "xfs"), ("h:/", runs, "nfs"))
+
+    def on(host):
+        monkeypatch.setattr(platformdirs, "user_state_path", lambda name: tmp_path / host)
+        rebuild(folder, "a:task")  # as `Cluster.attach` does
+        store = open_store(folder, create=True)
+        sign(folder, store)
+        return store
+
+    with closing(on("first")) as store:
+        store.submit(request(name="of the first"))
+    with closing(on("first")) as store:
+        assert store.job(1).name == "of the first", "nobody else had the folder meanwhile"
+    with closing(on("second")) as store:
+        assert store.jobs() == (), "no run's folder says anything of it"
+    with closing(on("first")) as store:
+        assert store.jobs() == ()
+        assert list(store.path.parent.glob(f"{STORE}.moved-1")), "and nothing was thrown away"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sqlite3
+import uuid
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from workbench.store import messages, registry
 from workbench.store.cluster_spec import key_of
 from workbench.store.database import Database, backup_of
 from workbench.store.errors import ClusterError, StoreDamaged, StoreError
-from workbench.store.files import replacing
+from workbench.store.files import replacing, write_whole
 from workbench.store.process import SUPERVISOR, holder
 from workbench.store.record import Request
 from workbench.store.run_folder import (
@@ -38,8 +39,10 @@ from workbench.store.store import Store
 
 STORE = "server.sqlite"
 """The name of the store's file."""
-FOLDER = "folder"
-"""The note in a store that says whose it is."""
+_FOLDER = "folder"  # the note in a store that says whose it is
+# The note that says which store it is, and the file in the cluster's folder that says the same:
+# where the store lies apart, each host has one, and all but the last are of the past.
+_IDENTITY, _NEWEST = "identity", "store.id"
 
 
 # File systems of this host that no device stands for; those of other hosts have none either.
@@ -71,6 +74,22 @@ def _is_remote(folder: Path) -> bool:
             is_here = mount.device.startswith("/dev/") or mount.fstype in _HERE
             found = mount.mountpoint, not is_here
     return found[1]
+
+
+def sign(folder: Path, store: Store) -> None:
+    """Notes whose a store is; and in the cluster's folder which store, where it lies apart.
+
+    Raises:
+        OSError: the folder cannot be written into.
+        StoreError: the store cannot.
+    """
+    store.set_meta(_FOLDER, str(folder))
+    if store.path.parent == folder:
+        (folder / _NEWEST).unlink(missing_ok=True)
+        return
+    identity = store.meta(_IDENTITY) or uuid.uuid4().hex
+    store.set_meta(_IDENTITY, identity)
+    write_whole(folder / _NEWEST, identity)
 
 
 def remove(folder: Path) -> None:
@@ -176,7 +195,7 @@ def _is_whole(path: str | Path) -> bool:
 
 
 def rebuild(folder: Path, task: str) -> None:
-    """Makes a cluster's store again, if it is gone and has no backup, or is of another folder.
+    """Makes a cluster's store again, if it is gone and has no backup, or is another's or outdated.
 
     It is made from the folders of the cluster's runs. A run whose folder does not say how it ended
     is parked: `cluster.jobs.resume(number)` goes on from its checkpoint, or where its model is a
@@ -195,10 +214,10 @@ def rebuild(folder: Path, task: str) -> None:
     if path.exists():
         try:
             with closing(open_store(folder)) as store:
-                whose = store.meta(FOLDER)
+                whose, identity = store.meta(_FOLDER), store.meta(_IDENTITY)
         except StoreDamaged:
             return  # `mend` has a backup for it, or says that there is none
-        if whose in (None, str(folder)):
+        if whose in (None, str(folder)) and (identity or "") == _text_of(folder / _NEWEST):
             return
         _put_aside(path)
     elif backup_of(path).exists():
@@ -277,8 +296,12 @@ def _runs(folder: Path) -> Iterator[_Run]:
                 yield _Run(directory, Experiment.load(path), RunOutcome.load(directory), times)
 
 
+def _text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
 def _put_aside(path: Path) -> None:
-    """Keeps the store of another folder under another name."""
+    """Keeps a store of another folder, or of the past, under another name."""
     other = next(
         each for n in count(1) if not (each := path.with_name(f"{path.name}.moved-{n}")).exists()
     )

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from workbench.store.cluster_spec import ClusterSpec, key_of
-from workbench.store.cluster_store import FOLDER, mend, open_store, store_of
+from workbench.store.cluster_store import mend, open_store, sign, store_of
 from workbench.store.errors import ClusterError
 from workbench.store.process import SUPERVISOR, ProcessIdentity, holder
 from workbench.supervisor.log import LOG, said
@@ -44,7 +44,7 @@ def start(folder: Path, spec: ClusterSpec | None = None) -> None:
     # Closed here: an interrupt while the interpreter closes it would be lost.
     with closing(open_store(folder, create=True)) as store:
         store.attach(ProcessIdentity.here())
-        store.set_meta(FOLDER, str(folder))
+        sign(folder, store)
         if mended:
             store.event(mended, kind="restored", level="warning")
     supervisor = [sys.executable, "-P", "-m", MODULE, str(folder)]
