@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from workbench import supervisor
+from workbench.client.calibration.cache import KeptMachines
 from workbench.client.connection import ClusterLink
 from workbench.client.faults import Faults
 from workbench.client.lifecycle import SECONDS, UNFINISHED, cluster_spec, end, make, sweep, validate
@@ -152,6 +153,7 @@ class Engines(Faults):
     def _adopt(self, spec: ClusterSpec, leave: Callable[[], None]) -> None:
         """Makes this object one of a cluster that has a supervisor."""
         self.link, self._launch = ClusterLink(self.folder), spec.launch
+        self.machines = KeptMachines()
         # Also when the last reference goes, and before the interpreter does.
         self._end = weakref.finalize(self, _leave, self.link, leave, self.hosts is not None)
         spec = self.link.wait(spec)

@@ -282,8 +282,15 @@ def test_a_damaged_file_is_measured_again(tmp_path, monkeypatch):
     assert cache.kept("name") is None
     cache.keep("name", machine)
     assert cache.kept("name") == machine
+    machines = cache.KeptMachines()
+    assert machines.kept("name") == machine
+    assert machines.kept("name") is machines.kept("name")
+    assert machines.kept("another") is None
+    cache.keep("name", other := Machine.preset("cpu-1gbe"))
+    assert machines.kept("name") == other
     cache.place("name").write_text("devices = ")
     assert cache.kept("name") is None
+    assert machines.kept("name") is None
 
 
 def test_the_fingerprint_is_the_hardware_s():

@@ -44,6 +44,24 @@ def kept(name: str) -> Machine | None:
         return None
 
 
+class KeptMachines:
+    """The machines that are kept, each read once for as long as its file stays as it is."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[tuple[int, int], Machine | None]] = {}
+
+    def kept(self, name: str) -> Machine | None:
+        """The machine of this fingerprint; None where none was kept, or its file is damaged."""
+        try:
+            status = place(name).stat()
+        except OSError:
+            return None
+        stamp = status.st_mtime_ns, status.st_ino
+        if name not in self._read or self._read[name][0] != stamp:
+            self._read[name] = stamp, kept(name)
+        return self._read[name][1]
+
+
 def keep(name: str, machine: Machine) -> None:
     """Writes a machine for the next time; whoever reads meanwhile finds the old one, or this."""
     path = place(name)

@@ -194,7 +194,7 @@ def on_ranks(experiment: Experiment, world_size: int) -> Experiment | None:
 def _seconds(engines: Engines, experiment: Experiment) -> float | None:
     """Predicted duration; None where these engines were never calibrated for its layers."""
     devices = engines.devices[: experiment.plan.world_size]
-    machine = cache.kept(cache.fingerprint(devices, engines.hosts))
+    machine = engines.machines.kept(cache.fingerprint(devices, engines.hosts))
     if machine is None:
         return None
     try:
