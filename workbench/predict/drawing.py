@@ -14,6 +14,7 @@ from workbench.plan.display import svg
 from workbench.plan.display.html import frame_of
 from workbench.plan.display.markup import Markup
 from workbench.plan.experiment.measured import LANES, Span
+from workbench.plan.writing import write_whole
 
 if TYPE_CHECKING:
     import pandas
@@ -111,7 +112,7 @@ def trace_of(spans: Iterable[Span]) -> dict[str, Any]:
 
 def save_trace(spans: Iterable[Span], path: str | Path) -> None:
     """Writes the trace to a file."""
-    Path(path).write_text(json.dumps(trace_of(spans)))
+    write_whole(Path(path), json.dumps(trace_of(spans)))
 
 
 def spans_frame(spans: Iterable[Span]) -> "pandas.DataFrame":

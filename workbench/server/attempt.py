@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.plan.experiment.measured import Row
+from workbench.plan.writing import write_whole
 from workbench.server.outcome import End
-from workbench.store.files import FolderChanges, write_whole
+from workbench.store.folder_changes import FolderChanges
 from workbench.store.messages import Answer
 from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import WITHDRAWN, RankFiles, ask_to_stop, withdraw

@@ -6,17 +6,15 @@ What an engine computes on.
 import json
 import os
 import sys
-import uuid
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from workbench.plan.extension.sealed import KEY_BYTES
+from workbench.plan.writing import make_whole, write_whole
 from workbench.store.errors import ClusterError
-from workbench.store.files import write_whole
 from workbench.store.process import ProcessIdentity
 from workbench.store.profile import Launch
 
@@ -186,14 +184,7 @@ def key_of(folder: Path) -> bytes:
     """
     path = folder / KEY
     if not path.exists():
-        part = path.with_name(f".{KEY}.{uuid.uuid4().hex}.part")
-        try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(os.urandom(KEY_BYTES))
-            with suppress(FileExistsError):  # another process was first
-                os.link(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        make_whole(path, os.urandom(KEY_BYTES), mode=0o600)  # or another process was first
     return path.read_bytes()
 
 

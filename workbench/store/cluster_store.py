@@ -19,11 +19,11 @@ from pydantic import TypeAdapter
 from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.reading import text_of
+from workbench.plan.writing import replacing, write_whole
 from workbench.store import messages, registry
 from workbench.store.cluster_spec import key_of
 from workbench.store.database import Database, backup_of
 from workbench.store.errors import ClusterError, StoreDamaged, StoreError
-from workbench.store.files import replacing, write_whole
 from workbench.store.process import SUPERVISOR, holder
 from workbench.store.record import Request
 from workbench.store.run_folder import (

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import quote
 
+from workbench.plan.writing import replacing
 from workbench.store.errors import StoreDamaged, StoreError
-from workbench.store.files import replacing
 from workbench.store.process import ProcessIdentity
 from workbench.store.record import AttemptRecord, EngineRecord, ErrorRecord, JobRecord
 

@@ -30,8 +30,8 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension import sealed
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
+from workbench.plan.writing import write_whole
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
-from workbench.store.files import write_whole
 from workbench.store.record import LARGEST_MESSAGE_BYTES
 
 LARGEST_INLINE_BYTES = LARGEST_MESSAGE_BYTES // 2

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import platformdirs
 
+from workbench.plan.writing import OTHERS_WRITE, write_whole
 from workbench.store.cluster_spec import FILE
 from workbench.store.errors import ClusterError
-from workbench.store.files import OTHERS_WRITE, write_whole
 
 PREFIX = ".cluster-"
 _NAME = re.compile(r"\w[\w.-]*")

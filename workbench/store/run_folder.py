@@ -24,8 +24,8 @@ from pydantic import TypeAdapter, ValidationError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import COLUMNS
 from workbench.plan.reading import text_of, toml_of
+from workbench.plan.writing import replacing, write_whole
 from workbench.store.errors import ClusterError
-from workbench.store.files import replacing, write_whole
 from workbench.store.messages import TrainingOutcome
 from workbench.store.record import AttemptRecord, ErrorRecord, JobState
 

@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.plan.experiment.measured import COLUMNS, Row
-from workbench.store.files import write_whole
+from workbench.plan.writing import write_whole
 from workbench.store.rank_files import RankFiles
 
 _ROW = struct.Struct(f"={len(COLUMNS)}d")

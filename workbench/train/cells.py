@@ -31,6 +31,7 @@ from pydantic import TypeAdapter
 from workbench.comm.groups.world import World
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.mesh import RankConfig
+from workbench.plan.writing import write_whole
 from workbench.train.loop.state import RankState, group_specs_of
 
 MOST_SHOWN = 1 << 20  # bytes of what one rank printed: its end
@@ -88,7 +89,7 @@ class CellFiles:
 
     def ask(self, number: int, cell: Cell) -> None:
         """Has the ranks run a cell; numbers count from 1."""
-        _write(self.folder / f"{number:04d}.cell", json.dumps(asdict(cell)))
+        write_whole(self.folder / f"{number:04d}.cell", json.dumps(asdict(cell)), durable=False)
 
     def asked(self, number: int) -> Cell | None:
         """What to run, once it is there."""
@@ -105,7 +106,11 @@ class CellFiles:
 
     def end(self, number: int, rank: int, ending: Ending) -> None:
         """Says how a cell ended on a rank."""
-        _write(self.folder / f"{number:04d}.rank-{rank}.json", json.dumps(asdict(ending)))
+        write_whole(
+            self.folder / f"{number:04d}.rank-{rank}.json",
+            json.dumps(asdict(ending)),
+            durable=False,
+        )
 
     def ending(self, number: int, rank: int) -> Ending | None:
         """How a cell ended on a rank, once it has."""
@@ -126,12 +131,6 @@ class CellFiles:
         except FileNotFoundError:
             return ""
         return text if size <= MOST_SHOWN else f"[... {size - MOST_SHOWN:,} bytes before]\n{text}"
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
-    part.replace(path)
 
 
 def _read(path: Path) -> str | None:

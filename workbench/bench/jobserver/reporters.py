@@ -18,12 +18,12 @@ import psutil
 
 from workbench.client.run.rows import Rows
 from workbench.plan.experiment.measured import COLUMNS
+from workbench.plan.writing import write_whole
 from workbench.server.attempt import attempt_folder
 from workbench.server.engine_calls import Arrival, Refusal
 from workbench.server.loop import Server
 from workbench.store.cluster_spec import HERE, ClusterSpec, EngineDevice
 from workbench.store.cluster_store import open_store
-from workbench.store.files import write_whole
 from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import Request

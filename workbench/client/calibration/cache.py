@@ -66,9 +66,7 @@ def keep(name: str, machine: Machine) -> None:
     """Writes a machine for the next time; whoever reads meanwhile finds the old one, or this."""
     path = place(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    machine.save(fresh)
-    fresh.replace(path)
+    machine.save(path)
 
 
 def processor() -> str:

@@ -35,9 +35,9 @@ from workbench.plan.display.markup import Markup, element
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.machine import Machine
 from workbench.plan.units import size
+from workbench.plan.writing import write_whole
 from workbench.store.cluster_spec import ClusterSpec, EngineDevice
 from workbench.store.errors import ClusterError
-from workbench.store.files import write_whole
 from workbench.store.run_folder import ENVIRONMENT, JobTimes
 
 if TYPE_CHECKING:

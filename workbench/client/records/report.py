@@ -22,10 +22,10 @@ from workbench.plan.display.panels import document
 from workbench.plan.errors import ExperimentError, MachineError
 from workbench.plan.inputs import shown
 from workbench.plan.machine.machine import Machine
+from workbench.plan.writing import write_whole
 from workbench.predict.compare import Comparison
 from workbench.predict.prediction import Prediction, predict
 from workbench.store.errors import ClusterError
-from workbench.store.files import write_whole
 
 if TYPE_CHECKING:
     import pandas

@@ -21,8 +21,8 @@ from workbench.plan.experiment.sync import check_own
 from workbench.plan.extension.own import Own, OwnObjectError, digest_of, mapped
 from workbench.plan.extension.sealed import seal
 from workbench.plan.plan import Plan
+from workbench.plan.writing import write_whole
 from workbench.store.cluster_spec import key_of
-from workbench.store.files import write_whole
 
 T = TypeVar("T", Experiment, Plan)
 _OURS = __name__.partition(".")[0]

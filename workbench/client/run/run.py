@@ -26,12 +26,12 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
+from workbench.plan.writing import write_whole
 from workbench.predict.compare import Comparison, compare
 from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction
 from workbench.store import run_folder
 from workbench.store.errors import ClusterError, Diverged
-from workbench.store.files import write_whole
 from workbench.store.messages import TrainingOutcome
 from workbench.store.record import EventRecord
 from workbench.train.checkpoint.checkpoint import StateDict, latest

@@ -22,6 +22,7 @@ from workbench.model.errors import CheckpointError
 from workbench.model.weights.files import TensorFile, write_tensors
 from workbench.model.weights.pieces import INDEX as OWN_INDEX
 from workbench.plan.errors import unknown
+from workbench.plan.writing import write_whole
 
 Format = Literal["safetensors", "dcp"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -120,7 +121,7 @@ def _write_safetensors(tensors: Mapping[str, Tensor], folder: Path, most_bytes: 
         where |= dict.fromkeys(part, file)
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": where}
-    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    write_whole(folder / INDEX, json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def _files(path: Path) -> dict[str, TensorFile]:

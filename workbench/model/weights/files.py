@@ -8,9 +8,8 @@ import json
 import math
 import mmap
 import os
-import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from workbench.model.errors import CheckpointError
+from workbench.plan import writing
 from workbench.plan.errors import unknown
 
 DTYPES = {
@@ -39,7 +39,7 @@ DTYPES = {
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary file that replaces `path` if the block succeeds, and is removed otherwise.
+    """As `writing.replacing`, for weights; makes the folder, too.
 
     Several processes may write the same path at once: each has a file of its own, and the last to
     finish wins.
@@ -47,33 +47,14 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         CheckpointError: the disk is full, or the folder is not writable.
     """
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield part
-        _sync(part)
-        # Opened before the rename: whoever waits for the file may rename its folder at once.
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            part.replace(path)
-            os.fsync(folder)  # the new name survives a power failure, as the bytes do
-        finally:
-            os.close(folder)
+        with writing.replacing(path) as part:
+            yield part
     except (OSError, SafetensorError) as error:
         space = os.strerror(errno.ENOSPC)
         full = " (the disk is full)" if space in str(error) else ""
         raise CheckpointError(f"{path} could not be written{full}: {error}") from error
-    finally:
-        with suppress(OSError):  # it was renamed, or could not even be made
-            part.unlink()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_tensors(

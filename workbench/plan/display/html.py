@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.plan.display import svg
 from workbench.plan.display.markup import Markup, element
+from workbench.plan.writing import write_whole
 
 if TYPE_CHECKING:
     import pandas
@@ -66,7 +67,7 @@ def save(shown: Displayable, path: str | Path, picture: Callable[[], str] | None
             raise ValueError(
                 f"{type(shown).__name__} is saved as .svg, .html or .csv, got {path.name!r}"
             )
-    path.write_text(content, "utf-8")
+    write_whole(path, content)
 
 
 def save_value(
@@ -89,7 +90,7 @@ def save_value(
     if Path(path).suffix.lower() in _SHOWN:
         save(value, path, picture)
     else:
-        Path(path).write_text(text(), "utf-8")
+        write_whole(Path(path), text())
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> "pandas.DataFrame":

@@ -76,12 +76,17 @@ def publish(directory: Path, step: int) -> None:
     if final.exists():
         final.rename(old)
     partial(directory, step).rename(final)
+    _sync(directory)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(directory: Path) -> None:
+    """Returns once the names in a folder are on the disk."""
     folder = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def prune(directory: Path, step: int, keep: int, best: int = 0) -> None:

@@ -15,8 +15,6 @@ also of one that is run again after a fault: a run that goes on from a checkpoin
 would have gone on without.
 """
 
-import os
-import threading
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -30,7 +28,8 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 from workbench.plan.value import dump
-from workbench.store.files import FolderChanges
+from workbench.plan.writing import make_whole, write_whole
+from workbench.store.folder_changes import FolderChanges
 
 _FOLDER = "requests"
 
@@ -130,7 +129,7 @@ class RunRequests:
         self._folder.mkdir(exist_ok=True)
         for number in count(self.newest() + 1):
             path = self._folder / f"{number:04d}.toml"
-            if _write(path, _text(request), is_new=True):
+            if make_whole(path, _text(request)):
                 return number
         raise AssertionError("unreachable")
 
@@ -149,7 +148,7 @@ class RunRequests:
     def carry_out(self, number: int, found: CarriedOut) -> None:
         """Notes that a request was carried out."""
         known = {name: value for name, value in asdict(found).items() if value is not None}
-        _write(self._folder / f"{number:04d}.done.toml", dump({"carried_out": known}))
+        write_whole(self._folder / f"{number:04d}.done.toml", dump({"carried_out": known}))
 
     def carried_out(self, number: int) -> CarriedOut | None:
         """What became of a request; None: it is not carried out yet, or a later plan was."""
@@ -205,22 +204,6 @@ def _text(request: RunRequest) -> str:
             return dump({"learning_rate": asdict(request)})
         case SaveNow():
             return "[checkpoint]\n"
-
-
-def _write(path: Path, text: str, *, is_new: bool = False) -> bool:
-    """Writes a file whole; whether it did: with `is_new`, not where there is one already."""
-    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-    part.write_text(text)
-    if not is_new:
-        part.replace(path)
-        return True
-    try:
-        os.link(part, path)
-    except FileExistsError:
-        return False
-    finally:
-        part.unlink()
-    return True
 
 
 @dataclass(frozen=True)

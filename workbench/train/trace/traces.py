@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from workbench.plan.writing import write_whole
 from workbench.train.trace.rank_trace import RankTrace
 from workbench.train.trace.tracing import Tracer
 
@@ -105,11 +106,9 @@ def write(directory: Path, sample: Sample) -> None:
     Nobody waits for the disk, and a full one is no reason to lose the run.
     """
     path = _path(directory, sample.step, sample.rank)
-    part = path.with_name(f".{path.name}.part")
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        part.write_bytes(_SAMPLE.dump_json(sample))
-        part.replace(path)
+        write_whole(path, _SAMPLE.dump_json(sample), durable=False)
         mine = [step for step, ranks in _found(directory).items() if sample.rank in ranks]
         for step in sorted(mine)[:-KEPT]:
             _path(directory, step, sample.rank).unlink(missing_ok=True)

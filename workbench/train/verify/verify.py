@@ -16,7 +16,7 @@ from workbench.layers.cut_model import RankGroups
 from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Replicate, Shard
-from workbench.store.files import write_whole
+from workbench.plan.writing import write_whole
 from workbench.train.data.opening import Dataset
 from workbench.train.data.own_samples import Batch
 from workbench.train.data.reading import EVALUATION

@@ -1,19 +1,17 @@
-"""Files that are whole or not there at all, and folders that are read again once they changed."""
+"""The one way to write a file: whole, or not at all."""
 
 import os
 import stat
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-DATE_GRAIN_S = 2.0  # the coarsest dates: those of FAT
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yields a new file's path; when the block ends well, that file takes the place of `path`.
 
     Its bytes are on the disk by then, and its name soon after: whenever power fails, the old file
@@ -22,6 +20,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Args:
         path: the file to be replaced, or made.
+        durable: whether it outlasts a failure of power; a wait for the disk. Otherwise the file may
+            be empty after one, and is whole after the end of any process.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
@@ -32,57 +32,59 @@ def replacing(path: Path) -> Iterator[Path]:
         descriptor = os.open(part, os.O_RDONLY)
         try:
             os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & ~OTHERS_WRITE)
-            os.fsync(descriptor)
+            if durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         # Opened before the rename: whoever waits for the file may rename its folder at once.
         folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
             part.replace(path)
-            os.fsync(folder)
+            if durable:
+                os.fsync(folder)
         finally:
             os.close(folder)
     finally:
         part.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Writes a file whole or not at all.
 
     Args:
         path: the file, which is replaced if it is there.
         content: the file's content; text is written as UTF-8.
+        durable: as for `replacing`.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
     """
-    with replacing(path) as part:
+    with replacing(path, durable=durable) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-class FolderChanges:
-    """Whether files have come into a folder: one look at its date costs next to nothing.
-
-    A date is as coarse as seconds, and may be of another host's clock: a folder counts as changed
-    until its date has been the same for longer than that here.
+def make_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> bool:
+    """Makes a file, whole, unless it is there; of several processes that try, one does.
 
     Args:
-        folder: the folder.
+        path: the file.
+        content: the file's content; text is written as UTF-8.
+        mode: who may read and write it, but for what the umask takes away.
+
+    Returns:
+        Whether this call made it.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._date, self._since, self._settled = -1, 0.0, False
-
-    def seen(self) -> bool:
-        """Whether the folder is to be read, and may have changed since it was last asked.
-
-        Raises:
-            OSError: there is no such folder, or it cannot be looked at.
-        """
-        date, now = os.stat(self._folder).st_mtime_ns, time.monotonic()
-        if date != self._date:
-            self._date, self._since, self._settled = date, now, False
-        was_settled = self._settled
-        self._settled = now - self._since > DATE_GRAIN_S
-        return not was_settled
+    own = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
+    try:
+        with replacing(own) as part:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+        os.link(own, path)
+    except FileExistsError:
+        return False
+    finally:
+        own.unlink(missing_ok=True)
+    return True
