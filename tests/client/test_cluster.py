@@ -182,6 +182,10 @@ def test_arguments_of_the_wrong_kind(cluster):
     plan = Plan.data_parallel(mlp(4, 4), 2)
     with pytest.raises(TypeError, match="takes an Experiment, got Plan"):
         cluster.train(plan)
+    with pytest.raises(TypeError, match="and an Experiment, got Plan for experiment"):
+        cluster.call("module:function", plan)
+    with pytest.raises(TypeError, match="got function for task"):
+        cluster.call(until, None)
     with pytest.raises(TypeError, match="takes a Plan or an Experiment, got Graph"):
         cluster.verify(plan.graph)
     with pytest.raises(ValueError, match="'fp64' or 'fp32', got 'bf16'"):

@@ -347,7 +347,14 @@ class Cluster(Engines):
         Raises:
             ClusterError: the plan needs more engines than are here, or free.
             RunError: a rank failed.
+            TypeError: `task` is no text, or `experiment` no Experiment.
         """
+        for what, value, kind in (("task", task, str), ("experiment", experiment, Experiment)):
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"call takes a task, 'module:function', and an Experiment, got "
+                    f"{type(value).__name__} for {what}"
+                )
         weights = keywords.get("resume") or module_values(experiment, module, self.folder)
         with lent(self, experiment.plan, f"a call of {task}") as lease:
             return lease.call(task, experiment, {"weights": weights, **keywords})
