@@ -123,7 +123,7 @@ def test_its_rich_form_counts_tensors_and_names_the_worst():
         *("output", "2", "2.0e-11", "1e-10", "y", "1"),
         *("weight", "1", "5.0e-11", "1e-10", "w", "2"),
     ]
-    assert "fp64, 3 steps: <b>exact &#10003;" in html
+    assert "fp64, 3 steps: <b>exact ✓" in html
     assert "not exact" in verification(replace(OUTPUT, error=1.0))._repr_html_()
 
 

@@ -69,7 +69,7 @@ def test_what_is_not_known_is_unknown_and_not_0():
     assert graph["both"].counted_flops == 0
     assert graph["one"].flops == 2 * 8 * 8
     assert graph.flops == sum(layer.counted_flops for layer in graph.layers)
-    assert "<td style='text-align:left'>unknown</td>" in graph._repr_html_()
+    assert '<td style="text-align:left">unknown</td>' in graph._repr_html_()
     frame = graph.to_frame().set_index("layer")
     assert frame["flops"].isna().sum() == 1
     plan = Plan.data_parallel(graph, 2)
