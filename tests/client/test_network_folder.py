@@ -1,5 +1,7 @@
 """Runs in a folder that comes over a network: their store is on this host, and nothing is lost."""
 
+import platform
+import shutil
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -12,12 +14,24 @@ from tests.scheduler.values import request
 from tests.train.small import net
 from workbench.bench.recovery.disk import network_disk
 from workbench.client.cluster import Cluster
+from workbench.client.lifecycle import make, sweep
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.plan import Plan
 from workbench.store import registry
-from workbench.store.cluster_store import STORE, open_store, rebuild, remove, sign, store_of
+from workbench.store.cluster_store import (
+    STORE,
+    is_here,
+    mend,
+    open_store,
+    rebuild,
+    remove,
+    sign,
+    store_of,
+)
 from workbench.store.errors import StoreError
+
+ENDED = 2**22 + 1  # no process has such an id
 
 
 def mounts(monkeypatch, *found):
@@ -94,29 +108,69 @@ def test_it_goes_with_its_cluster(tmp_path, monkeypatch, state):
         open_store(folder)
 
 
-def test_each_host_has_a_store_and_the_last_one_counts(tmp_path, monkeypatch):
+def test_each_host_has_a_store_and_the_last_one_counts(tmp_path, monkeypatch, state):
     """What a host did long ago is not taken for what is the case: the folders say that."""
     runs = tmp_path / "runs"
-    folder = registry.folder_for(runs, "night")
+    folder = registry.folder_for(runs, f"{platform.node()}-{ENDED}-0123abcd")
     folder.mkdir(parents=True)
     mounts(monkeypatch, ("/dev/a", "/", "xfs"), ("h:/", runs, "nfs"))
 
-    def on(host):
-        monkeypatch.setattr(platformdirs, "user_state_path", lambda name: tmp_path / host)
+    def go_to(host):
+        """What this host has is where the other has its own."""
+        if (tmp_path / "at").exists():
+            state.rename(tmp_path / f"state of {(tmp_path / 'at').read_text()}")
+        (tmp_path / "at").write_text(host)
+        own = tmp_path / f"state of {host}"
+        own.mkdir(exist_ok=True)
+        own.rename(state)
+
+    def kept():
         rebuild(folder, "a:task")  # as `Cluster.attach` does
         store = open_store(folder, create=True)
         sign(folder, store)
-        return store
+        return closing(store)
 
-    with closing(on("first")) as store:
+    go_to("first")
+    with kept() as store:
         store.submit(request(name="of the first"))
-    with closing(on("first")) as store:
+    with kept() as store:
         assert store.job(1).name == "of the first", "nobody else had the folder meanwhile"
-    with closing(on("second")) as store:
+        there = store_of(folder)
+    monkeypatch.setattr(platformdirs, "user_state_path", lambda name: tmp_path / "another home")
+    assert store_of(folder) == there, "whatever the environment of who asks on that host"
+    monkeypatch.setattr(platformdirs, "user_state_path", lambda name: state)
+    go_to("second")
+    assert not is_here(folder)
+    with kept() as store:
         assert store.jobs() == (), "no run's folder says anything of it"
-    with closing(on("first")) as store:
+        assert is_here(folder)
+    go_to("first")
+    assert not is_here(folder)
+    with pytest.raises(StoreError, match="another host kept the cluster"):
+        open_store(folder)
+    sweep(runs)
+    assert folder.exists(), "it may have unfinished jobs there"
+    with kept() as store:
         assert store.jobs() == ()
         assert list(store.path.parent.glob(f"{STORE}.moved-1")), "and nothing was thrown away"
+    sweep(runs)
+    assert not folder.exists()
+
+
+def test_a_new_cluster_has_nothing_of_one_that_was_removed_by_hand(tmp_path, monkeypatch, state):
+    folder = registry.folder_for(tmp_path / "runs", "night")
+    folder.parent.mkdir()
+    mounts(monkeypatch, ("/dev/a", "/", "xfs"), ("h:/", folder.parent, "nfs"))
+    make(folder)
+    with closing(open_store(folder, create=True)) as store:
+        sign(folder, store)
+        store.submit(request(name="of the past"))
+        store.backup()
+    shutil.rmtree(folder)
+    make(folder)
+    assert not mend(store_of(folder))
+    with closing(open_store(folder, create=True)) as store:
+        assert store.jobs() == ()
 
 
 @pytest.mark.slow

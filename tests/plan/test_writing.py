@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.power import Power
-from workbench.plan.writing import make_whole, replacing, write_whole
+from workbench.plan.writing import make_whole, replacing, save_text, write_whole
 
 
 @pytest.fixture
@@ -85,3 +85,44 @@ def test_a_file_that_is_made_once_is_not_there_or_whole(tmp_path, monkeypatch):
 def test_a_file_that_nobody_waits_for_is_whole_without_a_flush(tmp_path, log):
     write_whole(tmp_path / "file", "text", durable=False)
     assert log == ["name"]
+
+
+def test_what_a_person_names_is_written_to(tmp_path):
+    """Through links, into pipes, and as open to others as it was."""
+    real, link, pipe = tmp_path / "real", tmp_path / "link", tmp_path / "pipe"
+    real.write_text("old")
+    real.chmod(0o664)
+    link.symlink_to(real)
+    save_text(link, "new")
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    assert real.stat().st_mode & 0o777 == 0o664
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    save_text(pipe, "said")
+    assert os.read(reader, 10) == b"said"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    with pytest.raises(FileNotFoundError, match=r"none/x.svg'$"):
+        save_text(tmp_path / "none" / "x.svg", "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "real"]
+
+
+def test_a_file_system_without_modes_or_flushed_folders_will_do(tmp_path, monkeypatch):
+    def refuses(descriptor, mode):
+        raise PermissionError(1, "Operation not permitted")
+
+    def flushes(descriptor, fsync=os.fsync):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(22, "Invalid argument")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fchmod", refuses)
+    monkeypatch.setattr(os, "fsync", flushes)
+    before = os.umask(0)
+    try:
+        write_whole(tmp_path / "file", "text")
+    finally:
+        os.umask(before)
+    assert make_whole(tmp_path / "key", "secret")
+    assert (tmp_path / "file").read_text() == "text"

@@ -53,9 +53,11 @@ def jobs(options: Namespace) -> int:
             "" if supervisor_of(folder) is not None else ", which has ended; attach starts it again"
         )
         print(f"cluster {registry.name_of(folder)} in {folder.parent}{kept}")
-        with closing(open_store(folder, read_only=True)) as store:
-            found = store.jobs()
-        print(lines(job for job in found if job.kind == "train"))
+        try:
+            with closing(open_store(folder, read_only=True)) as store:
+                print(lines(job for job in store.jobs() if job.kind == "train"))
+        except ClusterError as error:  # one of several
+            print(f"its jobs cannot be read: {error}")
     return 0
 
 

@@ -12,7 +12,7 @@ from workbench.hosts.host import assign, probe, whole_host
 from workbench.hosts.processes import is_alive, until
 from workbench.store import registry
 from workbench.store.cluster_spec import FILE, HERE, ClusterSpec
-from workbench.store.cluster_store import open_store, remove, store_of
+from workbench.store.cluster_store import forget, is_here, open_store, remove, store_of
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.process import ProcessIdentity
 from workbench.store.profile import Launch
@@ -95,6 +95,7 @@ def make(folder: Path) -> None:
     """
     try:
         folder.mkdir(mode=0o700)
+        forget(folder)  # removed by hand, or from another host
     except FileExistsError:
         if not (folder / FILE).exists():
             raise ClusterError(
@@ -138,6 +139,8 @@ def sweep(directory: Path) -> None:
         if supervisor_of(folder) is not None:
             continue
         with suppress(StoreError):  # damaged, or of another version: it is not ours to remove
+            if not is_here(folder):
+                continue
             if store_of(folder).exists():
                 with closing(open_store(folder)) as store:
                     if store.jobs(states=UNFINISHED):

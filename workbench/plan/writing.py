@@ -1,17 +1,18 @@
 """The one way to write a file: whole, or not at all."""
 
+import errno
 import os
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def replacing(path: Path, *, durable: bool = True, shared: bool = False) -> Iterator[Path]:
     """Yields a new file's path; when the block ends well, that file takes the place of `path`.
 
     Its bytes are on the disk by then, and its name soon after: whenever power fails, the old file
@@ -22,30 +23,53 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         path: the file to be replaced, or made.
         durable: whether it outlasts a failure of power; a wait for the disk. Otherwise the file may
             be empty after one, and is whole after the end of any process.
+        shared: whether others may write into it whom the umask, or the old file's mode, lets.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
     """
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    part = path.with_name(f".{path.name[:200]}.{uuid.uuid4().hex[:8]}.part")
     try:
         yield part
-        descriptor = os.open(part, os.O_RDONLY)
-        try:
-            os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & ~OTHERS_WRITE)
-            if durable:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _close(part, path if shared else None, durable=durable)
         # Opened before the rename: whoever waits for the file may rename its folder at once.
         folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
             part.replace(path)
             if durable:
-                os.fsync(folder)
+                _sync_folder(folder)
         finally:
             os.close(folder)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # it was renamed, or what went wrong is being told
+            part.unlink()
+
+
+def _close(part: Path, like: Path | None, *, durable: bool) -> None:
+    """Gives a new file its mode, that of an older one where there is one, and flushes it."""
+    descriptor = os.open(part, os.O_RDONLY)
+    try:
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        if like is None:
+            wanted = mode & ~OTHERS_WRITE
+        else:
+            wanted = stat.S_IMODE(like.stat().st_mode) if like.exists() else mode
+        if wanted != mode:
+            with suppress(OSError):  # a file system without modes
+                os.fchmod(descriptor, wanted)
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: int) -> None:
+    """Returns once the names in an open folder are on the disk, where that can be had."""
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of file systems that flush no folders
+            raise
 
 
 def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> None:
@@ -60,7 +84,32 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> No
         OSError: the disk is full, or the folder cannot be written to.
     """
     with replacing(path, durable=durable) as part:
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        part.write_bytes(_packed(content))
+
+
+def save_text(path: Path, text: str) -> None:
+    """Writes a file that a person has named: whole, where that is possible.
+
+    A link leads to the file that is replaced. What is no file, as "/dev/stdout", or lies where no
+    other file can be made, is written to as it is.
+
+    Args:
+        path: the file.
+        text: the file's text.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not (target.is_file() and os.access(target.parent, os.W_OK)):
+        target.write_bytes(_packed(text))
+        return
+    try:
+        with replacing(target, shared=True) as part:
+            part.write_bytes(_packed(text))
+    except OSError as error:
+        error.filename = str(path)  # not that of the part
+        raise
 
 
 def make_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> bool:
@@ -77,14 +126,25 @@ def make_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> bool:
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
     """
-    own = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
+    own = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
-        with replacing(own) as part:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
+        with open(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(_packed(content))
+            file.flush()
+            os.fsync(file.fileno())
         os.link(own, path)
     except FileExistsError:
         return False
     finally:
-        own.unlink(missing_ok=True)
+        with suppress(OSError):  # as above
+            own.unlink()
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _sync_folder(folder)
+    finally:
+        os.close(folder)
     return True
+
+
+def _packed(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content

@@ -14,7 +14,7 @@ from workbench.plan.display import svg
 from workbench.plan.display.html import frame_of
 from workbench.plan.display.markup import Markup
 from workbench.plan.experiment.measured import LANES, Span
-from workbench.plan.writing import write_whole
+from workbench.plan.writing import save_text
 
 if TYPE_CHECKING:
     import pandas
@@ -111,8 +111,12 @@ def trace_of(spans: Iterable[Span]) -> dict[str, Any]:
 
 
 def save_trace(spans: Iterable[Span], path: str | Path) -> None:
-    """Writes the trace to a file."""
-    write_whole(Path(path), json.dumps(trace_of(spans)))
+    """Writes the trace to a file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    save_text(Path(path), json.dumps(trace_of(spans)))
 
 
 def spans_frame(spans: Iterable[Span]) -> "pandas.DataFrame":

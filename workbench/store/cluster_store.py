@@ -40,8 +40,8 @@ from workbench.store.store import Store
 STORE = "server.sqlite"
 """The name of the store's file."""
 _FOLDER = "folder"  # the note in a store that says whose it is
-# The note that says which store it is, and the file in the cluster's folder that says the same:
-# where the store lies apart, each host has one, and all but the last are of the past.
+# The note that says which store it is, and the file in the cluster's folder that says the same, and
+# where it is: where stores lie apart, each host has one, and all but the last are of the past.
 _IDENTITY, _NEWEST = "identity", "store.id"
 
 
@@ -54,14 +54,18 @@ def store_of(folder: Path) -> Path:
 
     SQLite takes what it has written and locked for written and locked, which a file system of
     another host may lose with its connection (sqlite.org/howtocorrupt.html, sections 2.1 and 3).
-    Then the store is in this host's folder for state, if that is on a file system of its own.
+    Then the store is in this host's folder for state, if that is on a file system of its own; the
+    cluster's folder says where, to processes with another environment.
 
     Args:
         folder: the cluster's folder.
     """
-    known = registry.place_of(folder)
-    if _is_remote(folder) and not _is_remote(known):
-        return known / STORE
+    _, noted = _noted(folder)
+    if noted is not None and noted.exists():
+        return noted
+    apart = registry.place_of(folder)
+    if _is_remote(folder) and not _is_remote(apart):
+        return apart / STORE
     return folder / STORE
 
 
@@ -89,13 +93,46 @@ def sign(folder: Path, store: Store) -> None:
         return
     identity = store.meta(_IDENTITY) or uuid.uuid4().hex
     store.set_meta(_IDENTITY, identity)
-    write_whole(folder / _NEWEST, identity)
+    write_whole(folder / _NEWEST, f"{identity}\n{store.path}\n")
+
+
+def _noted(folder: Path) -> tuple[str, Path | None]:
+    """Which store a cluster's folder calls the newest, and where it was; "" and None: none."""
+    with suppress(OSError, ValueError):  # it lies in the folder; or what is there is no note
+        identity, path = (folder / _NEWEST).read_text().splitlines()
+        return identity, Path(path)
+    return "", None
+
+
+def is_here(folder: Path) -> bool:
+    """Whether all that is known of a cluster's jobs is known here: no other host kept it since.
+
+    Args:
+        folder: the cluster's folder.
+
+    Raises:
+        StoreError: the store cannot be used.
+    """
+    path, (identity, _) = store_of(folder), _noted(folder)
+    if path.parent != folder and (folder / STORE).exists():
+        return False  # of when the folder was on this host
+    return not identity or (path.exists() and _identity_of(path) == identity)
+
+
+def _identity_of(path: Path) -> str:
+    with closing(Store(path)) as store:
+        return store.meta(_IDENTITY) or ""
+
+
+def forget(folder: Path) -> None:
+    """Removes what another cluster of the same folder has left apart, which is there no more."""
+    if (store := store_of(folder)).parent != folder:
+        shutil.rmtree(store.parent, ignore_errors=True)
 
 
 def remove(folder: Path) -> None:
     """Removes a cluster that has ended: its name, its store and its folder."""
-    if (store := store_of(folder)).parent != folder:
-        shutil.rmtree(store.parent, ignore_errors=True)
+    forget(folder)
     registry.remove(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -113,7 +150,7 @@ def open_store(folder: Path, *, create: bool = False, read_only: bool = False) -
 
     Raises:
         ClusterError: the cluster is kept on another host.
-        StoreError: the store is missing, or cannot be used.
+        StoreError: the store is missing, outdated, or cannot be used.
     """
     supervisor = holder(folder / SUPERVISOR)
     if supervisor is not None and not supervisor.is_near:
@@ -124,7 +161,15 @@ def open_store(folder: Path, *, create: bool = False, read_only: bool = False) -
         )
     path = store_of(folder)
     if create:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be made: {error.strerror}") from None
+    elif not is_here(folder):
+        raise StoreError(
+            f"another host kept the cluster in {folder} since this one: Cluster.attach finds out "
+            "from its runs' folders what became of them"
+        )
     return Store(path, create=create, read_only=read_only)
 
 
@@ -213,11 +258,11 @@ def rebuild(folder: Path, task: str) -> None:
     path = store_of(folder)
     if path.exists():
         try:
-            with closing(open_store(folder)) as store:
-                whose, identity = store.meta(_FOLDER), store.meta(_IDENTITY)
+            with closing(Store(path)) as store:
+                whose, identity = store.meta(_FOLDER), store.meta(_IDENTITY) or ""
         except StoreDamaged:
             return  # `mend` has a backup for it, or says that there is none
-        if whose in (None, str(folder)) and (identity or "") == _text_of(folder / _NEWEST):
+        if whose in (None, str(folder)) and identity == _noted(folder)[0]:
             return
         _put_aside(path)
     elif backup_of(path).exists():
@@ -294,10 +339,6 @@ def _runs(folder: Path) -> Iterator[_Run]:
             if told.get("cluster") == name:
                 times = TypeAdapter(JobTimes).validate_python(told["times"])
                 yield _Run(directory, Experiment.load(path), RunOutcome.load(directory), times)
-
-
-def _text_of(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
 
 
 def _put_aside(path: Path) -> None:

@@ -57,7 +57,7 @@ def enter(folder: Path) -> None:
 def remove(folder: Path) -> None:
     """Forgets the name of a cluster's folder; another cluster of this name stays."""
     place = _place(name_of(folder))
-    with suppress(FileNotFoundError):
+    with suppress(OSError, ValueError):  # there is none, or it cannot be read
         if place.read_text().strip() == str(folder):  # whether or not the folder is still there
             place.unlink()
 

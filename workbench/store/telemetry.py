@@ -176,7 +176,7 @@ class RowReader:
             stamp = _stamp(self._newest)
             if stamp is not None and stamp == self._seen:
                 break  # nor was it put aside
-            if os.path.exists(self._aside):
+            if _stamp(self._aside) is not None:
                 packed = self._read_aside(self._aside, room)
                 if not packed:
                     self._number, self._offset, self._seen = self._number + 1, 0, None

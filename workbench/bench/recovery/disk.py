@@ -5,17 +5,18 @@ import fcntl
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from workbench.hosts.processes import until
 
 MIB = 4096  # sparse: what is not written takes no room
 FREEZE, THAW = 0xC0045877, 0xC0045878  # FIFREEZE and FITHAW of linux/fs.h
 GET_FLAGS, SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS
 IMMUTABLE = 0x10  # FS_IMMUTABLE_FL
 LEAST_CHUNK = 4096
-LOOK_S = 0.01
+LOOK_S, MOUNTED_WITHIN_S = 0.01, 10.0
 SFTP_SERVER = "/usr/lib/openssh/sftp-server"
 
 
@@ -148,22 +149,19 @@ def network_disk(folder: Path) -> Iterator[NetworkDisk | None]:
     except OSError:
         yield None
         return
-    while client.poll() is None and not root.is_mount():
-        time.sleep(LOOK_S)
-    if client.poll() is not None:
-        yield None
-        return
 
     def server() -> int | None:
-        said = pid.read_text().strip()
+        said = pid.read_text().strip() if pid.exists() else ""
         return int(said) if said else None
 
     found = NetworkDisk(root, server)
     try:
-        yield found
+        until(lambda: client.poll() is not None or root.is_mount(), MOUNTED_WITHIN_S, LOOK_S)
+        yield found if root.is_mount() else None
     finally:
         found.go_on()
-        _run("umount", "--lazy", str(root))
+        if root.is_mount():
+            _run("umount", "--lazy", str(root))
         client.terminate()
         client.wait()
 

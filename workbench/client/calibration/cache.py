@@ -63,7 +63,11 @@ class KeptMachines:
 
 
 def keep(name: str, machine: Machine) -> None:
-    """Writes a machine for the next time; whoever reads meanwhile finds the old one, or this."""
+    """Writes a machine for the next time; whoever reads meanwhile finds the old one, or this.
+
+    Raises:
+        OSError: the platform's folder for caches cannot be written to.
+    """
     path = place(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     machine.save(path)

@@ -27,6 +27,7 @@ from workbench.store.record import AttemptRecord, ErrorRecord, EventRecord, JobR
 from workbench.store.telemetry import ROWS_AT_ONCE, AttemptReader
 
 TICK_S = 0.03
+READ_WITHIN_S = 10.0  # after the end, where a disk cannot be read
 _PLAIN = {each.__name__: each for each in (ClusterError, RunError, Diverged)}
 
 Waits = Literal["queued", "starting", "paused"]
@@ -166,7 +167,8 @@ class Job:
 
     def goes_on_as(self, experiment: Experiment) -> None:
         """Notes what it is resumed as."""
-        self._link.store.repack(self.id, self._link.packed(experiment))
+        with suppress(StoreError, OSError):  # it has ended, or its run's folder alone says so
+            self._link.store.repack(self.id, self._link.packed(experiment))
 
     def watch(self, listener: Listener | None = None) -> list[Any]:
         """Returns when it has ended.
@@ -183,20 +185,28 @@ class Job:
             RankError: a rank raised; the first one that did is told, others are counted.
             KeyboardInterrupt: `abort` was called.
             ClusterError: it was cancelled by others, or the cluster has ended.
+            OSError: how the ranks ended cannot be read.
         """
         try:
             record = self._link.store.job(self.id)
+            patience = time.monotonic() + READ_WITHIN_S
             attempt = _Attempt(self._after, Path(), 0, AttemptReader(Path(), 0))  # none is read yet
             while True:
-                while attempt.number < record.attempt:
+                try:
+                    while attempt.number < record.attempt:
+                        self._read(attempt, listener)
+                        attempt = self._begun(record, attempt.number + 1, listener)
+                    self._tell(record, listener)
                     self._read(attempt, listener)
-                    attempt = self._begun(record, attempt.number + 1, listener)
-                self._tell(record, listener)
-                if record.has_ended:
-                    self._read(attempt, listener)
-                    return self._result(record, attempt, listener)
-                with suppress(OSError):  # a disk that is slow, or gone for a moment
-                    self._read(attempt, listener)
+                except OSError:  # a disk that is gone for a moment
+                    if record.has_ended and time.monotonic() > patience:
+                        self.has_lost_rows = True
+                        return self._result(record, attempt, listener)
+                else:
+                    if record.has_ended:
+                        return self._result(record, attempt, listener)
+                if not record.has_ended:
+                    patience = time.monotonic() + READ_WITHIN_S
                 time.sleep(TICK_S)
                 record = self._refreshed(record)
         finally:
@@ -246,7 +256,7 @@ class Job:
             raise KeyboardInterrupt
         answers = attempt.answers(self._link.key) if attempt.number > self._after else None
         if answers is not None and all(answer.kind == "returned" for answer in answers):
-            self.has_lost_rows = any(answer.lost_rows for answer in answers)
+            self.has_lost_rows |= any(answer.lost_rows for answer in answers)
             return [answer.value for answer in answers]
         if record.error is not None:
             if record.state == "parked" and record.reason and listener is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.plan.display import svg
 from workbench.plan.display.markup import Markup, element
-from workbench.plan.writing import write_whole
+from workbench.plan.writing import save_text
 
 if TYPE_CHECKING:
     import pandas
@@ -52,6 +52,7 @@ def save(shown: Displayable, path: str | Path, picture: Callable[[], str] | None
         picture: what gives the picture, as a document; None: it is the table, drawn.
 
     Raises:
+        OSError: the file cannot be written.
         ValueError: the name has another ending.
     """
     path = Path(path)
@@ -67,7 +68,7 @@ def save(shown: Displayable, path: str | Path, picture: Callable[[], str] | None
             raise ValueError(
                 f"{type(shown).__name__} is saved as .svg, .html or .csv, got {path.name!r}"
             )
-    write_whole(path, content)
+    save_text(path, content)
 
 
 def save_value(
@@ -85,12 +86,13 @@ def save_value(
         picture: a function that gives its SVG, for `save`.
 
     Raises:
+        OSError: the file cannot be written.
         ValueError: the name has the ending of a picture of another kind.
     """
     if Path(path).suffix.lower() in _SHOWN:
         save(value, path, picture)
     else:
-        write_whole(Path(path), text())
+        save_text(Path(path), text())
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> "pandas.DataFrame":

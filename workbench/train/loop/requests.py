@@ -82,7 +82,10 @@ class RunRequests:
         self._changes, self._newest = FolderChanges(self._folder), 0
 
     def changed(self) -> bool:
-        """Whether something may have been requested or carried out since this was last asked."""
+        """Whether something may have been requested or carried out since this was last asked.
+
+        Who asks for `newest`, which asks this, has another object for asking this.
+        """
         try:
             return self._changes.seen()
         except FileNotFoundError:  # nothing was ever requested

@@ -25,15 +25,14 @@ LEFT_OUT = {
     "shows, explains or names": (
         "*/__init__.py",
         "*/errors.py",
-        "plan/display/html.py",
-        "plan/display/panels.py",
+        "plan/display/*.py",
         "plan/show.py",
-        "plan/display/svg.py",
         "plan/units.py",
         "program/show.py",
     ),
     "measures, traces or keeps account": (
         "plan/experiment/measured.py",
+        "plan/writing.py",
         "train/loop/memory.py",
         "train/measure/*.py",
         "train/trace/*.py",
