@@ -212,3 +212,35 @@ def test_a_row_has_exactly_the_columns(change):
     wrong = {k: v for k, v in {**row(0, 0), **change}.items() if v is not None}
     with pytest.raises(ValueError, match="a row has the columns"):
         module.pack_row(wrong)
+
+
+def test_a_disk_that_is_gone_for_a_moment_loses_no_row(files, monkeypatch):
+    """What was read before is given; the rest, and what others have, when it can be read."""
+    telemetry = Telemetry(files, period_s=NEVER_S, put_aside_bytes=SMALL_BYTES)
+    for step in range(3):
+        telemetry.emit(row(step, 0))
+    telemetry._write()  # and puts them aside
+    telemetry.emit(row(3, 0))
+    telemetry.close()
+    other = RankFiles(files.folder, 1)
+    of_other = Telemetry(other, period_s=NEVER_S)
+    of_other.emit(row(0, 1))
+    of_other.close()
+    read, gone = RowReader._read, [str(files.rows)]
+
+    def reads(tail, path, room):
+        if path in gone:
+            raise OSError(5, "Input/output error")
+        return read(tail, path, room)
+
+    monkeypatch.setattr(RowReader, "_read", reads)
+    reader = AttemptReader(files.folder, 2)
+    assert [(each["rank"], each["step"]) for each in reader.read()] == [
+        *((0, step) for step in range(3)),
+        (1, 0),
+    ]
+    with pytest.raises(OSError, match="Input/output"):
+        reader.read()
+    gone.clear()
+    assert steps(reader.read()) == [3]
+    assert reader.read() == []

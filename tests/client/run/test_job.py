@@ -4,10 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.client.fake_session import row
+from workbench.client.run import job as watching
 from workbench.client.run.job import Job
 from workbench.store.errors import StoreDamaged, StoreError
+from workbench.store.rank_files import RankFiles
 from workbench.store.record import Request
 from workbench.store.store import Store
+from workbench.store.telemetry import AttemptReader, Telemetry
 
 
 class Link:
@@ -48,3 +52,42 @@ def test_a_store_that_is_lost_is_told(store, error, is_kept):
     store, job, _ = store
     with pytest.raises(type(error), match="it is"):
         Job(Link(store, [error], is_kept=is_kept), job).watch(SimpleNamespace(turn=lambda *_: None))
+
+
+def test_rows_that_cannot_be_read_for_a_moment_are_read_later(store, tmp_path, monkeypatch):
+    store, number, _ = store
+    store.claim(number, 0, ())
+    files = RankFiles(tmp_path / "run" / "attempts" / "1", 0)
+    files.folder.mkdir(parents=True)
+    telemetry = Telemetry(files)
+    telemetry.emit(row(0, 0))
+    telemetry.close()
+    store.release(number, "stopped")
+    read, errors, found = AttemptReader.read, iter([OSError(5, "Input/output error")] * 3), []
+
+    def reads(reader, *most):
+        for error in errors:
+            raise error
+        return read(reader, *most)
+
+    monkeypatch.setattr(AttemptReader, "read", reads)
+    listener = SimpleNamespace(take=found.extend, turn=lambda *_: None, note=lambda _: None)
+    job = Job(Link(store, [], is_kept=True), number)
+    assert job.watch(listener) == []
+    assert [each["step"] for each in found] == [0]
+    assert not job.has_lost_rows
+
+
+def test_rows_that_stay_unreadable_are_missed_and_the_job_has_ended(store, monkeypatch):
+    store, number, _ = store
+    store.claim(number, 0, ())
+    store.release(number, "stopped")
+
+    def unreadable(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(AttemptReader, "read", unreadable)
+    monkeypatch.setattr(watching, "READ_WITHIN_S", 0.1)
+    job = Job(Link(store, [], is_kept=True), number)
+    assert job.watch(SimpleNamespace(turn=lambda *_: None, note=lambda _: None)) == []
+    assert job.has_lost_rows
