@@ -173,6 +173,21 @@ def test_a_new_cluster_has_nothing_of_one_that_was_removed_by_hand(tmp_path, mon
         assert store.jobs() == ()
 
 
+@pytest.mark.parametrize("note", ["a1\n{}\n", "\n{}\n", "a1\n{}/server.sqlite\n", "{}", ""])
+def test_a_note_in_a_folder_of_others_has_nothing_removed(tmp_path, state, note):
+    """As in a cloned repository: what the note names is a store of that very folder, or nothing."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / STORE).write_text("weeks of work")
+    folder = registry.folder_for(tmp_path / "runs", "night")
+    folder.mkdir(parents=True)
+    (folder / "store.id").write_text(note.format(mine))
+    assert store_of(folder) == folder / STORE
+    remove(folder)
+    assert (mine / STORE).read_text() == "weeks of work"
+    assert not folder.exists()
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_while_the_file_server_stands_still(tmp_path):
     with network_disk(tmp_path) as disk:

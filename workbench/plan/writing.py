@@ -78,7 +78,7 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> No
     Args:
         path: the file, which is replaced if it is there.
         content: the file's content; text is written as UTF-8.
-        durable: as for `replacing`.
+        durable: whether it outlasts a failure of power; see `replacing`.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.

@@ -44,7 +44,6 @@ _FOLDER = "folder"  # the note in a store that says whose it is
 # where it is: where stores lie apart, each host has one, and all but the last are of the past.
 _IDENTITY, _NEWEST = "identity", "store.id"
 
-
 # File systems of this host that no device stands for; those of other hosts have none either.
 _HERE = {"tmpfs", "ramfs", "rootfs", "overlay", "aufs", "zfs"}
 
@@ -97,10 +96,15 @@ def sign(folder: Path, store: Store) -> None:
 
 
 def _noted(folder: Path) -> tuple[str, Path | None]:
-    """Which store a cluster's folder calls the newest, and where it was; "" and None: none."""
-    with suppress(OSError, ValueError):  # it lies in the folder; or what is there is no note
-        identity, path = (folder / _NEWEST).read_text().splitlines()
-        return identity, Path(path)
+    """Which store a cluster's folder calls the newest, and where it was; "" and None: none.
+
+    What is at no place for a store of this very folder is no note: what is noted is removed, too.
+    """
+    with suppress(OSError, ValueError):  # it lies in the folder
+        identity, text = (folder / _NEWEST).read_text().splitlines()
+        path = Path(text)
+        if identity and path.parts[-2:] == (registry.place_of(folder).name, STORE):
+            return identity, path
     return "", None
 
 

@@ -167,7 +167,8 @@ class Job:
 
     def goes_on_as(self, experiment: Experiment) -> None:
         """Notes what it is resumed as."""
-        with suppress(StoreError, OSError):  # it has ended, or its run's folder alone says so
+        # The run's folder says it, too: for a cluster that has ended, or cannot write just now.
+        with suppress(StoreError, OSError):
             self._link.store.repack(self.id, self._link.packed(experiment))
 
     def watch(self, listener: Listener | None = None) -> list[Any]:
@@ -198,15 +199,14 @@ class Job:
                         attempt = self._begun(record, attempt.number + 1, listener)
                     self._tell(record, listener)
                     self._read(attempt, listener)
+                    is_read = True
                 except OSError:  # a disk that is gone for a moment
-                    if record.has_ended and time.monotonic() > patience:
-                        self.has_lost_rows = True
-                        return self._result(record, attempt, listener)
-                else:
-                    if record.has_ended:
-                        return self._result(record, attempt, listener)
+                    is_read = False
                 if not record.has_ended:
                     patience = time.monotonic() + READ_WITHIN_S
+                elif is_read or time.monotonic() > patience:
+                    self.has_lost_rows = not is_read
+                    return self._result(record, attempt, listener)
                 time.sleep(TICK_S)
                 record = self._refreshed(record)
         finally:

@@ -402,7 +402,7 @@ class Run:
     def subscribe(self, callback: view.Callback) -> Callable[[], None]:
         """Has a function called with new rows, and with [] when the state changes.
 
-        It is called on the run's thread, and not again once it raised. Gives what ends it.
+        Called on the run's thread, and not again once it raised. Returns a function that ends it.
         """
         return self._subscribers.add(callback)
 
