@@ -109,7 +109,9 @@ def test_a_hook_that_changes_the_module_that_was_given():
             return y if self.gate is None else y * self.gate.mean(1, keepdim=True)
 
     model = Gated()
-    with pytest.raises(TraceError, match=r"a hook .* 'gate', 'seen' of the"):
+    with pytest.raises(
+        TraceError, match=r"a hook .* the attribute 'gate', the attribute 'seen' of the"
+    ):
         trace(model, input_shape=(4,))
     assert (model.gate, model.seen) == (None, [])
 

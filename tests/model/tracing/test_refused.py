@@ -169,7 +169,7 @@ def test_a_module_that_is_no_submodule():
 def test_state_that_the_model_changes_itself():
     module = calling(count_calls)
     module.register_buffer("count", torch.zeros(()))
-    with pytest.raises(TraceError, match="add_ changes a parameter or buffer of the model"):
+    with pytest.raises(TraceError, match="forward writes into 'count'"):
         trace(module, input_shape=IMAGE)
 
 
@@ -182,7 +182,7 @@ def test_state_that_is_assigned():
     for count in (assign_calls, add_calls):
         module = calling(count)
         module.register_buffer("count", torch.zeros(()))
-        with pytest.raises(TraceError, match="assignment to 'count' in forward changes"):
+        with pytest.raises(TraceError, match="forward assigns another tensor to 'count'"):
             trace(module, input_shape=IMAGE)
 
 
@@ -190,7 +190,7 @@ def test_what_is_made_once_is_there_after_a_call():
     """As ConViT of timm makes the indices of its positions."""
     module = calling(make_once)
     module.register_buffer("places", torch.zeros(0))
-    with pytest.raises(TraceError, match=r"'places' in forward.*made once.*a call, model\(x\)"):
+    with pytest.raises(TraceError, match=r"to 'places'.*made once.*call model\(x\) first"):
         trace(module, input_shape=IMAGE)
     module(torch.zeros(2, *IMAGE))
     assert trace(module, input_shape=IMAGE)["mul"].output_shape == IMAGE
@@ -214,7 +214,7 @@ def add_calls(self, x):
 
 def test_a_norm_that_writes_the_statistics_of_its_rows():
     norm = nn.InstanceNorm2d(3, track_running_stats=True)
-    with pytest.raises(TraceError, match="'0': InstanceNorm2d changes a parameter or buffer"):
+    with pytest.raises(TraceError, match=r"'0': forward writes into '0\.running_mean'"):
         trace(nn.Sequential(norm, nn.Flatten()), input_shape=IMAGE)
     plain = nn.Sequential(nn.InstanceNorm2d(3), nn.Flatten())
     assert trace(plain, input_shape=IMAGE).layers[0].kind == "op"

@@ -1,10 +1,11 @@
-"""Finds what a module keeps in its attributes from one forward pass to the next.
+"""Finds what a module remembers in Python from one forward pass to the next.
 
-A graph records one forward pass. If a pass changes plain attributes of a module (`self.t *= 0.9`,
-`self.last = y`), the module is traced once more, as the first pass has left it. What it only leaves
-behind, such as an activation that others look at, makes no difference then. Numbers that change
-again, or other operations, are state: ranks would not have it, and computed once more, a segment
-would change it twice.
+A graph records one forward pass. If a pass changes attributes of a module (`self.t *= 0.9`,
+`self.last = y`), or what its code reaches otherwise (a global, a closure, an iterator), the module
+is traced once more, as the first pass has left it. What it only leaves behind, such as an
+activation that others look at, makes no difference then. Values that change again, or other
+operations, are state: ranks would not have it, and computed once more, a segment would change it
+twice.
 
 What a pass in evaluation mode keeps, and the module's own `train()` throws away, is no state:
 weights do not change meanwhile, and computed anew it is the same (the biases of LeViT's attention).
@@ -21,31 +22,51 @@ import torch.fx
 from torch import nn
 from torch.fx import Node, Proxy
 from torch.fx.node import map_arg
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from workbench.model.errors import TraceError
+from workbench.model.tracing.batch import versions, written_since
 from workbench.model.tracing.proxy import Sizes
+from workbench.model.tracing.python_state import PLAIN, State, Walk, moved
 
 _OWN = frozenset(vars(nn.Module())) - {"training"}
-_MISSING = object()
-_PLAIN = (bool, int, float, complex, str)
 
-Attributes = dict[tuple[str, str], Any]
-"""Values of attributes, by the path of a module and a name."""
+
+@dataclass(frozen=True)
+class Attribute:
+    """One attribute of a module.
+
+    Attributes:
+        value: the value; containers are copied.
+        state: what is in it, as far as it can be compared.
+    """
+
+    value: Any
+    state: State
+
+
+Attributes = dict[tuple[str, str], Attribute]
+"""By the path of a module and a name; under ("", ""), what the code of all modules can reach."""
+_CODE = ("", "")
 
 
 def attributes_of(root: nn.Module) -> Attributes:
-    """The attributes of all modules that a forward pass could change; containers are copied."""
-    return {
-        (path, name): pytree.tree_map(_copied, value)
+    """Returns the state that a forward pass could change, except parameters and buffers."""
+    walk = Walk()
+    found = {
+        (path, name): Attribute(_copied(value), walk.of(value, name))
         for path, part in root.named_modules()
         for name, value in vars(part).items()
         if name not in _OWN
     }
+    return found | {_CODE: Attribute(None, walk.of_classes(root.modules()))}
 
 
-def _copied(leaf: Any) -> Any:
-    return tuple(leaf) if type(leaf) is Sizes else leaf
+def _copied(value: Any) -> Any:
+    if isinstance(value, PLAIN):
+        return value
+    return pytree.tree_map(lambda leaf: tuple(leaf) if type(leaf) is Sizes else leaf, value)
 
 
 @dataclass(frozen=True)
@@ -65,8 +86,8 @@ class Pass:
     after: Attributes
 
     def changed(self) -> Attributes:
-        """The attributes that the pass has changed, as they are after it."""
-        return {k: value for k, value in self.after.items() if _differ(self.before.get(k), value)}
+        """Returns the attributes that the pass has changed, as they are after it."""
+        return {key: now for key, now in self.after.items() if _changes(self.before.get(key), now)}
 
 
 def refuse_set(root: nn.Module, path: str, before: Attributes) -> None:
@@ -88,8 +109,9 @@ def refuse_set(root: nn.Module, path: str, before: Attributes) -> None:
     for inner, part in layer.named_modules():
         of = f"{path}.{inner}" if inner else path
         for name, value in vars(part).items():
-            was = before.get((of, name), value)
-            if isinstance(was, _PLAIN) and _differ_leaves(was, value):
+            known = before.get((of, name))
+            was = value if known is None else known.value
+            if isinstance(was, PLAIN) and (type(was) is not type(value) or was != value):
                 raise TraceError(
                     f"forward sets {of}.{name}, which was {was!r}, to {value!r}, and a graph has "
                     "the layer as it was: set it in __init__, or, where it is of a mode, in a "
@@ -105,23 +127,31 @@ def left_alone(model: nn.Module) -> Iterator[None]:
         TraceError: a pass of the copy changed some, through a function that holds the module.
     """
     before = attributes_of(model)
+    held = [each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each)]
+    were = versions(held)
     try:
         yield
     finally:
         after = attributes_of(model)
-        changed = [key for key in after if _differ(before.get(key, _MISSING), after[key])]
+        changed = [key for key in after if key != _CODE and _changes(before.get(key), after[key])]
         for path, name in changed:
-            held = vars(model.get_submodule(path))
+            attributes = vars(model.get_submodule(path))
             if (path, name) in before:
-                held[name] = before[path, name]
+                attributes[name] = before[path, name].value
             else:
-                del held[name]
-    if changed:
+                del attributes[name]
+    if written_since(were, held):
         raise TraceError(
-            f"{type(model).__name__} cannot be traced: a hook or another function sets the "
-            f"attribute {_names(changed)} of the module that was given, while a copy of it is "
-            "traced, whose forward does not see it: let the hook use the module that it is called "
-            "with, or let forward do what it does"
+            f"{type(model).__name__} cannot be traced: a hook or another function writes into the "
+            "weights of the module that was given, while a copy of it is traced: a forward pass "
+            "must not change what the model holds"
+        )
+    if changed:
+        names = _names({key: after[key] for key in changed}, before)
+        raise TraceError(
+            f"{type(model).__name__} cannot be traced: a hook or another function sets {names} of "
+            "the module that was given, while a copy of it is traced, whose forward does not see "
+            "it: let the hook use the module that it is called with, or let forward do what it does"
         )
 
 
@@ -142,19 +172,22 @@ def show_no_state(structure: nn.Module, first: Pass, trace: Callable[[nn.Module]
     for path in {str(node.target) for node in first.graph.nodes if node.op == "call_module"}:
         refuse_set(first.root, path, first.before)
     again = copy.deepcopy(structure)
-    for (path, name), value in changed.items():
-        left = pytree.tree_map_only(Proxy, _stale, value)
-        vars(again.get_submodule(path))[name] = left
+    for (path, name), now in changed.items():
+        if (path, name) != _CODE:
+            left = pytree.tree_map_only(Proxy, _stale, now.value)
+            vars(again.get_submodule(path))[name] = left
     if not structure.training and _is_thrown_away(again, changed, first.before):
         return
-    names = _names(changed)
+    names = _names(changed, first.before)
     try:
         second = trace(again)
     except Exception as error:
         raise TraceError(_state(names)) from error
-    moves = any(_numbers(second.after.get(k)) != _numbers(value) for k, value in changed.items())
-    if moves or operations(second.graph) != operations(first.graph):
-        raise TraceError(_state(names))
+    again_changed = {
+        key: second.after[key] for key, was in changed.items() if _moves(was, second.after[key])
+    }
+    if again_changed or operations(second.graph) != operations(first.graph):
+        raise TraceError(_state(_names(again_changed, changed) or names))
 
 
 def _is_thrown_away(
@@ -164,39 +197,47 @@ def _is_thrown_away(
     trains = copy.deepcopy(kept)
     trains.train()
     now = attributes_of(trains)
-    return all(key in before and not _differ(before[key], now.get(key)) for key in changed)
+    return all(key in before and not _changes(before[key], now.get(key)) for key in changed)
 
 
-def _names(keys: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(repr(f"{path}.{name}".lstrip(".")) for path, name in keys)
+def _names(changed: Attributes, before: Attributes) -> str:
+    """Returns the attributes, and what code reaches otherwise, as words of an error."""
+    found = []
+    for (path, name), now in changed.items():
+        was = before.get((path, name))
+        of = moved({} if was is None else was.state, now.state)
+        own = f"the attribute {f'{path}.{name}'.lstrip('.')!r}"
+        found += [own if name and each.startswith(name) else each for each in of]
+    return ", ".join(dict.fromkeys(found))
 
 
 def _state(names: str) -> str:
     return (
-        f"forward changes the attribute {names}, and the next forward pass is another one by it: "
-        "state of the model itself is not supported, since each rank would have its own. Compute "
-        "it from the input, or leave it out"
+        f"forward changes {names}, and the next forward pass is another one by it: state of the "
+        "model itself is not supported, since each rank would have its own. Compute it from the "
+        "input, or leave it out"
     )
 
 
-def _differ(first: Any, second: Any) -> bool:
-    (old, before), (new, after) = map(pytree.tree_flatten, (first, second))
-    return after != before or any(map(_differ_leaves, old, new))
+def _changes(was: Attribute | None, now: Attribute | None) -> bool:
+    return was is None or now is None or bool(moved(was.state, now.state))
 
 
-def _differ_leaves(first: Any, second: Any) -> bool:
-    plain = isinstance(first, _PLAIN) and type(first) is type(second)
-    return bool(first != second) if plain else first is not second
+def _moves(was: Attribute, now: Attribute) -> bool:
+    """Whether plain values differ; tensors of another pass always do."""
+    return bool(moved(_plain(was.state), _plain(now.state)))
 
 
-def _numbers(value: Any) -> list[Any]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, _PLAIN)]
+def _plain(state: State) -> State:
+    return {name: value for name, value in state.items() if isinstance(value, PLAIN)}
 
 
 def _stale(proxy: Proxy) -> Any:
     """What a recorded value is in the next pass: a tensor of no parameter, or a number."""
     value = proxy.node.meta["values"][0]
-    return torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty(tuple(value.shape), dtype=value.dtype, device="meta")
 
 
 def operations(graph: torch.fx.Graph) -> list[tuple[Any, ...]]:

@@ -346,10 +346,13 @@ def _recorded(
             meta = error.node.meta
             raise explained(error, source.name, meta["module"], meta["line"]) from None
         except Exception as error:
-            found = explained(error, source.name, tracer.failed_in)
-            around = root.get_submodule(tracer.failed_in) if tracer.failed_in else None
+            cause, path = error, tracer.failed_in
+            if tracer.refused is not None:  # the model's own code made another error of it
+                cause, path = tracer.refused
+            found = explained(cause, source.name, path)
+            around = root.get_submodule(path) if path else None
             refused = refused or found
-            if not isinstance(error, InsideError) or around is None or type(around) in tracer.whole:
+            if not isinstance(cause, InsideError) or around is None or type(around) in tracer.whole:
                 raise refused from None
             tracer = tracer.again(whole={*tracer.whole, type(around)})
     roles = known_roles(nodes) if source.kind == "torchvision" else roles

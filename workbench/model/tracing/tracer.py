@@ -17,7 +17,6 @@ import numpy as np
 import torch
 import torch.fx
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node, Proxy
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -35,7 +34,6 @@ from workbench.model.tracing.batch import (
     name_of,
     rows_and_shape,
     tensors,
-    versions,
 )
 from workbench.model.tracing.contexts import Context, Under, autocast_watched, modes
 from workbench.model.tracing.decisions import decided_alike
@@ -61,14 +59,15 @@ from workbench.model.tracing.rewrites.extended import ExtendedLayers
 from workbench.model.tracing.rewrites.inplace import changes_in_place, read_what_was_changed
 from workbench.model.tracing.trials.gradients import trained_parameters
 from workbench.model.tracing.trials.runs import Ran, Runs
-from workbench.model.tracing.trials.saved import memory_of
+from workbench.model.tracing.writes import ModelFakes
 from workbench.plan.inputs import Input
 
 _STATE = (
-    "a parameter or buffer of the model as it runs, each rank by its own rows: state of the model "
-    "is not supported, but for nn.BatchNorm's statistics. What is made once is there after a call, "
-    "model(x); a norm can be built with track_running_stats=False, and a spectral norm stays as it "
-    "is in eval mode, layer.eval()"
+    "Each rank would have its own value, so forward must not change what the model holds, except "
+    "the statistics of nn.BatchNorm. Compute without writing, as in "
+    "w = self.weight.clamp(-1, 1); F.linear(x, w). Build a norm with track_running_stats=False, "
+    "and keep a spectral norm in eval mode, layer.eval(). What is made once must be there before: "
+    "call model(x) first"
 )
 # Modules of torch's own whose parts are layers of their own.
 _OF_PARTS = {
@@ -108,7 +107,7 @@ class ValueTracer(torch.fx.Tracer):
         known: dict[Hashable, Ran] | None = None,
     ) -> None:
         super().__init__()
-        self.given, self.whole, self.mode = tuple(given), whole, FakeTensorMode()
+        self.given, self.whole, self.mode = tuple(given), whole, ModelFakes(self._refuse_write)
         self.written_out = written_out
         self.known: dict[Hashable, Ran] = {} if known is None else known
         self._runs = Runs(self.mode, self.known)
@@ -165,6 +164,7 @@ class ValueTracer(torch.fx.Tracer):
         root = with_tensors(structure, fake)
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             self.names[id(tensor)] = name
+        self.mode.hold(root)
         self.before = attributes_of(root)
         self.modes = modes()
         self._members = {id(module) for module in root.modules()}
@@ -184,8 +184,8 @@ class ValueTracer(torch.fx.Tracer):
             self.failed_in = self.refused.path
             raise self.refused.error
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
-            if self.names.get(id(tensor)) != name:
-                raise TraceError(f"the assignment to {name!r} in forward changes {_STATE}")
+            if self.names.get(id(tensor)) != name or self.mode.name_of(tensor) is None:
+                raise TraceError(f"forward assigns another tensor to {name!r}. {_STATE}")
         return Pass(root, graph, self.before, attributes_of(root))
 
     def _made(self, function: Any, args: Any, kwargs: Any) -> Any | None:
@@ -263,7 +263,6 @@ class ValueTracer(torch.fx.Tracer):
         proxy = self.proxy(node)
         if kind == "get_attr":
             self.read[target] = proxy
-            node.meta["versions"] = versions(values[0])
         if isinstance(values[0], tuple | list) and not (tensors(values[0]) or of_function):
             parts = (proxy[index] for index in range(len(values[0])))
             return Sizes(parts) if isinstance(values[0], torch.Size) else tuple(parts)
@@ -458,30 +457,26 @@ class ValueTracer(torch.fx.Tracer):
                 ran = self._runs.run(call, target, module, [at(0), at(1)])
         finally:
             self.running = False
-        changed = were != [tensor._version for tensor in held]
-        changed = changed and not isinstance(module, _BatchNorm)
-        if changed or (ran.written and self._changes_what_was_read(memory_of(ran.written))):
-            name = target if module is None else type(module).__name__
-            raise TraceError(f"{getattr(name, '__name__', name)} changes {_STATE}")
+        if isinstance(module, _BatchNorm):
+            return ran
+        # The schema of torch's batch norm does not say that it writes.
+        written = [one for one, was in zip(held, were, strict=True) if one._version != was]
+        for name in filter(None, map(self.mode.name_of, [*written, *ran.written])):
+            self._refuse_write(name)
         return ran
+
+    def _refuse_write(self, name: str) -> None:
+        self.refuse(f"forward writes into {name!r}, which belongs to the model. {_STATE}")
 
     def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
         module = self._module(target) if kind == "call_module" else None
-        with momentum_known(module):
+        with momentum_known(module), self.mode.running(module):
             if module is not None:
                 return module(*args, **kwargs)
             return called(kind, target, self.root, args, kwargs)
 
     def _module(self, path: str) -> nn.Module:
         return self.extended.plain.get(path) or self.root.get_submodule(path)
-
-    def _changes_what_was_read(self, written: frozenset[int]) -> bool:
-        """Whether a parameter or buffer in that memory is another than when it was read."""
-        read = [(proxy.node.meta["values"][0], proxy.node.meta) for proxy in self.read.values()]
-        return any(
-            memory_of(tensors(value)) & written and versions(value) != meta["versions"]
-            for value, meta in read
-        )
 
 
 def _known(first: Any, second: Any) -> bool:
