@@ -20,6 +20,7 @@ from workbench.client.loggers.logger import Logs
 from workbench.client.ranks import Ranks
 from workbench.client.run.run import Run
 from workbench.client.run.submitting import Weights, checkpoint_of, module_values
+from workbench.client.run.trying import try_out
 from workbench.plan import stability
 from workbench.plan.display.html import frame_of, save, table
 from workbench.plan.display.markup import Markup, element, lines
@@ -122,6 +123,8 @@ class Cluster(Engines):
             CheckpointError: what to go on from, or `weights`, is damaged, missing or of another
                 model.
             ModelError: `module` is needed and missing, or is another model than was traced.
+            DataError, OwnObjectError: your own data set, collate function, loss or metric fails
+                when it is tried, in this process, or gives ranks something else than one process.
             OSError: the disk is full.
             ModuleNotFoundError: a logger's package is missing; the text says what to install.
         """
@@ -272,7 +275,7 @@ class Cluster(Engines):
         plan: Plan | Experiment,
         *,
         batch_size: int | None = None,
-        steps: int = 2,
+        steps: int = 5,
         precision: Literal["fp64", "fp32"] = "fp64",
         optimizer: AnyOptimizer | None = None,
         data: Any = None,
@@ -285,7 +288,10 @@ class Cluster(Engines):
 
         Compared are outputs and gradients of the first step; weights, buffers and what the
         optimizer remembers after the last; loss and metrics of a test batch in evaluation mode.
-        And the split model is trained twice, which is to leave the same bits.
+        And the split model is trained twice, which is to leave the same bits. A module of your own
+        is trained beside its graph for as many steps, at its own weights and at larger ones; your
+        own loss is tried by parts of rows on the outputs of every step, and on several times these,
+        and the notes say in which range; a collate function is tried by halves of every batch.
 
         Weights that start as one constant (biases, norms) get some noise: else a bias that is
         added twice would go unseen.
@@ -305,6 +311,8 @@ class Cluster(Engines):
 
         Raises:
             ClusterError: the plan needs more engines than are here, or free.
+            DataError, OwnObjectError: as in `train`.
+            TraceError: the module trains otherwise than what was traced of it.
             RunError: a rank failed.
         """
         if not isinstance(plan, Plan | Experiment):
@@ -320,9 +328,12 @@ class Cluster(Engines):
             seed=seed,
         )
         whole = experiment.plan
+        seen = None if self.are_elsewhere else try_out(experiment)
         with lent(self, whole, f"a verification of {whole.graph.source.name}") as lease:
             assistant = lease.of_assistant(self)
-            return verifying.carry_out(experiment, module, lease, assistant, repeat=repeat)
+            return verifying.carry_out(
+                experiment, module, lease, assistant, repeat=repeat, seen=seen
+            )
 
     def call(
         self,

@@ -150,6 +150,11 @@ class Engines(Faults):
         if self.hosts is not None:
             self.hosts.attach(self)
 
+    @property
+    def are_elsewhere(self) -> bool:
+        """Whether engines run on other hosts, which may see other files."""
+        return self._launch is not None
+
     def _adopt(self, spec: ClusterSpec, leave: Callable[[], None]) -> None:
         """Makes this object one of a cluster that has a supervisor."""
         self.link, self._launch = ClusterLink(self.folder), spec.launch

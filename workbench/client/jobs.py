@@ -18,6 +18,7 @@ from workbench.client.run.job import Job
 from workbench.client.run.own_objects import kept
 from workbench.client.run.run import Run
 from workbench.client.run.submitting import Weights, checkpoint_of, on_ranks, request
+from workbench.client.run.trying import try_out
 from workbench.client.sweep import Sweep, results, variations
 from workbench.plan.display.html import save, table
 from workbench.plan.display.markup import Markup, element
@@ -80,11 +81,41 @@ class Jobs:
             ClusterError: it can never fit; the text says what would.
             CheckpointError: what to go on from is damaged, missing or of another model.
             ModelError: `module` is needed and missing, or is another model than was traced.
+            DataError: your own data set or collate function gives no rows that ranks could share.
+            OwnObjectError: your own loss or metric fails when it is tried, or mixes rows.
             OSError: the disk is full.
             ModuleNotFoundError: a logger's package is missing; nothing was submitted.
         """
         if not isinstance(experiment, Experiment):
             raise TypeError(f"submit takes an Experiment, got {type(experiment).__name__}")
+        if not self._engines.are_elsewhere:
+            try_out(experiment)
+        return self._submit(
+            experiment,
+            engines,
+            priority=priority,
+            min_engines=min_engines,
+            max_engines=max_engines,
+            module=module,
+            weights=weights,
+            resume=resume,
+            tag=tag,
+            name=name,
+            log=log,
+        )
+
+    def _submit(
+        self,
+        experiment: Experiment,
+        engines: int | None = None,
+        *,
+        tag: str = "",
+        name: str = "",
+        module: nn.Module | None = None,
+        log: Logs | Sequence[Logs] | None = None,
+        **keywords: Any,
+    ) -> Run:
+        """As `submit`, without a trial."""
         told = loggers(log)
         if engines is not None and engines != experiment.plan.world_size:
             if (other := on_ranks(experiment, engines)) is None:
@@ -98,14 +129,10 @@ class Jobs:
             self._engines,
             experiment,
             task=self._task,
-            priority=priority,
-            min_engines=min_engines,
-            max_engines=max_engines,
             tag=tag,
             name=name,
             module=module,
-            weights=weights,
-            resume=resume,
+            **keywords,
         )
         directory = Path(wanted.directory)
         Environment.of(self._engines, experiment, module).write(directory)
@@ -137,14 +164,18 @@ class Jobs:
             ExperimentError: neither has a field of a name, there are no values for one, or a
                 combination cannot be; nothing was submitted.
             ClusterError: one can never fit.
+            DataError, OwnObjectError: as in `submit`; nothing was submitted.
             ModuleNotFoundError: a logger's package is missing; nothing was submitted.
         """
         tag = f"sweep-{uuid.uuid4().hex[:8]}"
         alike: dict[str, Any] = dict(priority=priority, module=module, tag=tag, log=loggers(log))
-        runs = [
-            self.submit(each.experiment, name=each.name, **alike)
-            for each in variations(experiment, **values)
-        ]
+        varied, tried = list(variations(experiment, **values)), None
+        for one in () if self._engines.are_elsewhere else (each.experiment for each in varied):
+            brought = one.data, one.loss, one.metrics, one.precision, one.plan.graph
+            if brought != tried:
+                try_out(one)
+            tried = brought
+        runs = [self._submit(each.experiment, name=each.name, **alike) for each in varied]
         return Sweep(tag, runs, self._engines.link.store)
 
     def results(self, tag: str) -> "pandas.DataFrame":

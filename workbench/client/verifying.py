@@ -9,15 +9,17 @@ from torch import nn
 
 from workbench.client.leases import Lease
 from workbench.client.run.submitting import module_values
-from workbench.model.tracing.trace import show_large_is_same
+from workbench.model.tracing.trace import show_trains_same
 from workbench.plan.experiment.experiment import (
     SGD,
     AnyOptimizer,
     Experiment,
+    Loss,
     Synthetic,
 )
 from workbench.plan.plan import Plan
 from workbench.store.errors import EngineDied, RankError, RunError
+from workbench.train.loop.own_loss import Seen
 from workbench.train.verify.verification import TOLERANCE, Coverage, Difference, Verification
 
 # Large steps would show how fast two trajectories of rounding part, in fp32 by ReLUs that flip,
@@ -82,6 +84,7 @@ def carry_out(
     assistant: Lease,
     *,
     repeat: bool = True,
+    seen: Seen | None = None,
 ) -> Verification:
     """Lets the assistant compute the unsplit model, then the ranks compare theirs; says so.
 
@@ -91,6 +94,7 @@ def carry_out(
         lease: the engine of each rank.
         assistant: the engine that computes the unsplit model.
         repeat: whether the ranks run twice.
+        seen: the range in which the loss was tried before.
 
     Raises:
         ModelError: `module` is needed and missing, or is another model than was traced.
@@ -98,7 +102,7 @@ def carry_out(
         RunError: a rank failed.
     """
     print(f"verifying {experiment.plan.graph.source.name}: unsplit model", end="", flush=True)
-    show_large_is_same(experiment.plan.graph)
+    show_trains_same(experiment.plan.graph)
     folder = assistant.link.folder
     number = uuid.uuid4().hex  # other notebooks verify, too
     start = folder / f"start-{number}.safetensors"
@@ -117,7 +121,11 @@ def carry_out(
         for each in (start, reference, *by_rank):
             each.unlink(missing_ok=True)
         print(flush=True)
-    return merge(experiment, [[Difference(**one) for one in of_rank] for of_rank in told])
+    for of_rank in told:
+        if of_rank["seen"] is not None:
+            seen = Seen(**of_rank["seen"]).joined(seen)
+    every = [[Difference(**one) for one in of_rank["differences"]] for of_rank in told]
+    return merge(experiment, every, seen)
 
 
 def _unsplit(assistant: Lease, experiment: Experiment, asked: Mapping[str, Any]) -> None:
@@ -136,8 +144,16 @@ def _unsplit(assistant: Lease, experiment: Experiment, asked: Mapping[str, Any])
         ) from None
 
 
-def merge(experiment: Experiment, found: Sequence[Iterable[Difference]]) -> Verification:
-    """One verification from what each rank found: for each tensor its worst rank."""
+def merge(
+    experiment: Experiment, found: Sequence[Iterable[Difference]], seen: Seen | None = None
+) -> Verification:
+    """One verification from what each rank found: for each tensor its worst rank.
+
+    Args:
+        experiment: what was run.
+        found: what each rank found.
+        seen: the range in which a loss of the user's own was tried.
+    """
     worst: dict[tuple[str, str], Difference] = {}
     for difference in (difference for rank in found for difference in rank):
         key = difference.what, difference.name
@@ -150,9 +166,18 @@ def merge(experiment: Experiment, found: Sequence[Iterable[Difference]]) -> Veri
         precision=experiment.precision,
         steps=experiment.steps,
         differences=tuple(worst.values()),
-        notes=(*_local(plan), *_missing(coverage)),
+        notes=(*_local(plan), *_missing(coverage), *_tried(experiment, seen)),
         coverage=coverage,
     )
+
+
+def _tried(experiment: Experiment, seen: Seen | None) -> tuple[str, ...]:
+    """In which range a loss of the user's own was tried."""
+    if seen is None or not isinstance(experiment.loss, Loss):
+        return ()
+    name = experiment.loss.function
+    rest = "" if seen.by_row else ": it gives one number for all rows, so beyond that nobody knows"
+    return (f"loss {name} treated each row by itself for {seen}{rest}",)
 
 
 def _missing(coverage: Coverage) -> tuple[str, ...]:

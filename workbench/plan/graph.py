@@ -10,12 +10,12 @@ on the batch is given by `rows`, the rows of dimension 0 for each sample:
 
 import hashlib
 import math
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.plan.display.html import frame_of, save, table
 from workbench.plan.display.markup import Markup, element
@@ -26,6 +26,8 @@ from workbench.plan.placement.propagation import Propagation, Saved
 
 if TYPE_CHECKING:
     import pandas
+
+T = TypeVar("T")
 
 # What one layer does, and so which placements it can be given (`plan/placement/rules.py`).
 KINDS = (
@@ -245,6 +247,8 @@ class Graph:
         outputs: the names of the layers whose outputs are trained on; the first is the prediction,
             further ones are auxiliary heads used by the loss in training.
         roles: the role of each tensor that the model returns, in order, out of `ROLES`.
+        keys: where the model itself returns each of `outputs`: its key in a dict, or its place in a
+            tuple, not counting unused tensors; (): in this order, or as a single tensor.
         evaluation: the model in evaluation mode, where its layers differ from those in training
             (`if self.training`, functional dropout, auxiliary heads); None: the same layers.
         least_batch: the fewest samples of a batch for which the model does what was recorded: 2
@@ -259,6 +263,7 @@ class Graph:
     roles: tuple[str, ...] = ("prediction",)
     evaluation: "Graph | None" = None
     least_batch: int = 1
+    keys: tuple[int | str, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # without cached values
@@ -349,6 +354,19 @@ class Graph:
             found[layer.name] = numbers.setdefault(look, len(numbers))
         return MappingProxyType(found)
 
+    def arranged(self, outputs: Sequence[T]) -> T | tuple[T, ...] | dict[str, T]:
+        """Returns outputs as the model itself returns them, without unused ones.
+
+        Args:
+            outputs: one value for each of `self.outputs`.
+        """
+        if not self.keys:
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        by_key = dict(zip(self.keys, outputs, strict=True))
+        if isinstance(self.keys[0], int):
+            return tuple(by_key[place] for place in range(len(outputs)))
+        return {str(key): output for key, output in by_key.items()}
+
     @property
     def scores_tokens(self) -> bool:
         """Whether it predicts a class for each of its tokens: scores [tokens, classes]."""
@@ -420,6 +438,7 @@ class Graph:
         units = [(one.output_units, one.output_blocks, one.input_units) for one in layers]
         ways = [layer.propagations for layer in layers]
         more += f", {units}, {ways}" if any(ways) else ""
+        more += f", {self.keys}" if self.keys else ""
         content = repr((self.source, shape, layers, outputs, self.roles, evaluating)) + more
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 

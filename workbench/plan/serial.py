@@ -1,6 +1,6 @@
 """Plans and graphs as TOML, and back, with an error for every wrong entry."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal, Protocol, TypeVar, get_type_hints
 
@@ -191,6 +191,7 @@ def _graph_entries(graph: Graph) -> dict[str, Any]:
         "roles": graph.roles,
         "layers": layers,
         **({} if graph.least_batch == 1 else {"least_batch": graph.least_batch}),
+        **({"keys": graph.keys} if graph.keys else {}),
         **({"evaluation": evaluation} if evaluation else {}),
     }
 
@@ -243,6 +244,7 @@ def _read_graph(entry: Any) -> Graph | None:
         roles=read.roles,
         evaluation=_read_graph(read.evaluation),
         least_batch=read.least_batch,
+        keys=read.keys,
     )
     _require_connected(graph)
     if graph.fingerprint != read.fingerprint:
@@ -267,6 +269,13 @@ def _require_connected(graph: Graph) -> None:
     for name in graph.outputs:
         if name not in before:
             raise PlanError(f"[graph]: outputs: {unknown('layer', name, before)}")
+    count, keys = len(graph.outputs), set(graph.keys)
+    if keys and keys != set(range(count)) and not (len(keys) == count and _are_names(keys)):
+        raise PlanError(f"[graph]: keys: {count} places or names, got {graph.keys}")
+
+
+def _are_names(keys: Collection[object]) -> bool:
+    return all(isinstance(key, str) for key in keys)
 
 
 def _layer(entry: Mapping[str, Any]) -> Layer:
@@ -352,4 +361,5 @@ class _GraphEntry(BaseModel):
     layers: _Entries
     vocabulary: _Number | None = None
     least_batch: _Number = 1
+    keys: tuple[_Number | str, ...] = ()
     evaluation: dict[str, Any] | None = None

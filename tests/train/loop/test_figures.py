@@ -44,15 +44,15 @@ TARGETS = torch.tensor([0.0, 4.0, 4.0], dtype=torch.float64)
 
 
 def test_a_loss_is_summed_over_rows():
-    assert own(squares).summed(OUTPUTS, TARGETS, 3).item() == 1 + 4 + 1
+    assert own(squares).summed(OUTPUTS[0], TARGETS, 3).item() == 1 + 4 + 1
 
 
 def test_a_mean_counts_once_for_each_row_and_a_sum_once():
     def number(outputs, targets):
         return outputs.new_tensor(2.0)
 
-    assert own(number).summed(OUTPUTS, TARGETS, 3).item() == 6.0
-    assert own(number, reduction="sum").summed(OUTPUTS, TARGETS, 3).item() == 2.0
+    assert own(number).summed(OUTPUTS[0], TARGETS, 3).item() == 6.0
+    assert own(number, reduction="sum").summed(OUTPUTS[0], TARGETS, 3).item() == 2.0
 
 
 def weights_of(targets):
@@ -61,7 +61,7 @@ def weights_of(targets):
 
 def test_rows_are_weighted():
     loss = own(squares, weights=weights_of)
-    assert loss.summed(OUTPUTS, TARGETS, 3).item() == 1 * 1 + 4 * 5 + 1 * 5
+    assert loss.summed(OUTPUTS[0], TARGETS, 3).item() == 1 * 1 + 4 * 5 + 1 * 5
     assert loss.weight(TARGETS, 3) == 1 + 5 + 5
     assert loss.of_all(26.0, 13.0) == 2.0
 
@@ -95,8 +95,8 @@ def test_half_outputs_are_made_single_for_a_loss(dtype):
         seen.append(outputs.dtype)
         return squares(outputs, targets)
 
-    own(loss).summed((OUTPUTS[0].to(dtype),), TARGETS, 3)
-    own(loss).summed(OUTPUTS, TARGETS, 3)
+    own(loss).summed(OUTPUTS[0].to(dtype), TARGETS, 3)
+    own(loss).summed(OUTPUTS[0], TARGETS, 3)
     assert seen == [torch.float32, torch.float64]
 
 
@@ -109,7 +109,7 @@ def test_several_outputs_are_given_together():
 
 
 def test_the_figure_of_a_loss_is_made_of_sum_and_weight():
-    score = OwnLossScore(own(squares, weights=weights_of))
+    score = OwnLossScore(own(squares, weights=weights_of), GRAPH)
     parts = [
         score.sums((OUTPUTS[0][part],), TARGETS[part], len(TARGETS[part]))
         for part in (slice(0, 1), slice(1, 3))
@@ -148,12 +148,14 @@ def test_a_perplexity_may_be_infinite():
 
 
 def test_a_metric_of_rows_is_a_mean():
-    score = own_score("off", Metric(lambda outputs, y: (outputs[:, 0] - y).abs()))
+    score = own_score("off", Metric(lambda outputs, y: (outputs[:, 0] - y).abs()), GRAPH)
     assert score.figure(score.sums(OUTPUTS, TARGETS, 3), 3) == pytest.approx(4 / 3)
 
 
 def test_a_metric_of_sums_has_a_result():
-    score = own_score("ratio", Metric(lambda o, y: torch.stack([o.sum(), y.sum()]), result=_ratio))
+    score = own_score(
+        "ratio", Metric(lambda o, y: torch.stack([o.sum(), y.sum()]), result=_ratio), GRAPH
+    )
     found = score.sums(OUTPUTS, TARGETS, 3)
     assert found.tolist() == [8.0, 8.0]
     assert score.figure(found + torch.tensor([0.0, 8.0]), 6) == 0.5
@@ -164,7 +166,7 @@ def _ratio(sums):
 
 
 def test_a_metric_gets_several_outputs_together():
-    score = own_score("m", Metric(lambda outputs, y: outputs[1][:, 0]))
+    score = own_score("m", Metric(lambda outputs, y: outputs[1][:, 0]), GRAPH)
     assert score.sums((*OUTPUTS, *OUTPUTS), TARGETS, 3).item() == 8.0
 
 
@@ -192,15 +194,17 @@ class Counts:
 
 
 def test_states_of_a_metric_are_added_up():
-    score = own_score("counts", Metric(Counts()))
+    score = own_score("counts", Metric(Counts()), GRAPH)
     first, second = (score.sums(OUTPUTS, TARGETS, 3) for _ in range(2))
     assert first.tolist() == second.tolist() == [1.0, 8.0, 3.0]
     assert score.figure(first + second, 6) == 200 + 160 + 6
 
 
 def test_all_sums_lie_one_behind_the_other():
-    score = own_score("ratio", Metric(lambda o, y: torch.stack([o.sum(), y.sum()]), result=_ratio))
-    scores = {"loss": OwnLossScore(own(squares)), "ratio": score}
+    score = own_score(
+        "ratio", Metric(lambda o, y: torch.stack([o.sum(), y.sum()]), result=_ratio), GRAPH
+    )
+    scores = {"loss": OwnLossScore(own(squares), GRAPH), "ratio": score}
     scoring = Scoring(scores, [(2,), (2,)])
     assert scoring.numel == 4
     found = scoring.sums(OUTPUTS, TARGETS, 3)

@@ -16,6 +16,7 @@ from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 from workbench.train.data.opening import open_data
+from workbench.train.loop.loss_trial import LossTrial
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.scoring import Scoring
 from workbench.train.loop.trial import Trial
@@ -38,7 +39,7 @@ def tried(data):
 
 def check(loss, data=LABELLED):
     run = experiment(data, loss=loss)
-    OwnLoss(run.loss, None, CPU, torch.float64).check(tried(data))
+    LossTrial(OwnLoss(run.loss, None, CPU, torch.float64)).check(tried(data))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_structured_targets_are_taken():
         ),
         (lambda out, y: F.cross_entropy(out.detach(), y), "has no gradient"),
         (lambda out, y: torch.tensor(F.cross_entropy(out, y).item()), "has no gradient"),
-        (lambda out, y: WEIGHTS.clone().requires_grad_().sum(), "has no gradient"),
+        (lambda out, y: WEIGHTS.clone().requires_grad_().sum(), "requires a gradient and is no"),
         (
             lambda out, y: F.cross_entropy(out, y) + centred(out.square().sum() / len(y) ** 2),
             "of 30 rows has another gradient than by halves: the loss of a row must not depend",
@@ -147,16 +148,17 @@ def test_a_mean_over_unequal_numbers_of_tokens_is_refused():
         return (each * (tokens.flatten() > 64)).sum() / (tokens > 64).sum()
 
     value = experiment(LABELLED, loss=over_some).loss
+    loss = OwnLoss(value, None, CPU, torch.float32)
     with pytest.raises(OwnObjectError, match=r"of 2 rows is .* by halves: the loss of a row must"):
-        OwnLoss(value, None, CPU, torch.float32).check(Trial(64, (scores,), tokens))
+        LossTrial(loss).check(Trial(GRAPH, 64, (scores,), tokens))
 
 
 def test_outputs_and_targets_that_are_broadcast_are_named():
-    one = Trial(8, (torch.rand(8, 1),), torch.rand(8))
+    one = Trial(GRAPH, 8, (torch.rand(8, 1),), torch.rand(8))
     value = experiment(LABELLED, loss=lambda y, t: (y - t).square().mean()).loss
     text = r"outputs are \(8, 1\) and targets \(8,\), which torch broadcasts to \(8, 8\): give both"
     with pytest.raises(OwnObjectError, match=text):
-        OwnLoss(value, None, CPU, torch.float32).check(one)
+        LossTrial(OwnLoss(value, None, CPU, torch.float32)).check(one)
 
 
 class Hits:

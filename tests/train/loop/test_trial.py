@@ -68,7 +68,9 @@ def test_outputs_are_the_same_each_time():
 
 
 def trial():
-    return Trial(3, (torch.arange(6.0).view(6, 1), torch.arange(3.0)), torch.tensor([7, 8, 9]))
+    return Trial(
+        GRAPH, 3, (torch.arange(6.0).view(6, 1), torch.arange(3.0)), torch.tensor([7, 8, 9])
+    )
 
 
 def test_rows_are_cut_with_all_that_is_theirs():

@@ -30,7 +30,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 State = dict[str, Any]
 """Plain values, digests of tensors, and objects by identity, by where they are found."""
 
-_MOST_VALUES, _MOST_ITEMS, _MOST_BYTES = 20_000, 1_000, 1 << 20
+_MOST_VALUES, _MOST_ITEMS, _MOST_BYTES = 20_000, 1_000, 16 << 20
 # Loggers, locks, files and the like lead to half of the process, and remember nothing for a model.
 _OTHERS = {*sys.stdlib_module_names, "torch", "torchvision"} - {"__main__"}
 _OPAQUE = sys.stdlib_module_names - {"builtins", "collections", "functools", "itertools", "types"}
@@ -55,6 +55,7 @@ class Walk:
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
         self._state: State = {}
+        self._digested = 0  # bytes
 
     def of(self, value: Any, name: str) -> State:
         """The state of one value, apart from what was found before.
@@ -87,7 +88,8 @@ class Walk:
         if without_values or isinstance(value, ModuleType):
             self._state[name] = Same(value)
         elif isinstance(value, Tensor | np.ndarray):
-            self._state[name] = _content(value)
+            self._digested += value.nbytes
+            self._state[name] = _content(value, self._digested)
         elif isinstance(value, list | tuple | dict | set | frozenset | deque):
             self._container(name, value)
         elif isinstance(value, FunctionType):
@@ -146,7 +148,7 @@ class Walk:
         elif isinstance(value, np.random.RandomState):
             self._state[name] = repr(value.get_state(legacy=False))
         elif isinstance(value, torch.Generator):
-            self._state[name] = _content(value.get_state())
+            self._state[name] = _content(value.get_state(), 0)
         elif isinstance(value, MethodType):
             self._add(name, value.__self__)
             self._add(name, value.__func__)
@@ -163,8 +165,10 @@ class Walk:
             self._class(type(value))
             for attribute, each in list(vars(value).items()):
                 self._add(f"{name}.{attribute}", each)
-        else:
+        elif type(value).__module__ in ("builtins", "collections", "itertools"):
             self._add(name, _reduced(value))
+        else:
+            self._state[name] = Same(value)
 
 
 def moved(before: State, after: State) -> list[str]:
@@ -202,9 +206,9 @@ def _code_of(value: Any) -> FunctionType | None:
     return value if isinstance(value, FunctionType) else None
 
 
-def _content(value: Tensor | np.ndarray) -> Any:
+def _content(value: Tensor | np.ndarray, digested: int) -> Any:
     """What tells a tensor's values from others; of a large one, its object and its version."""
-    if value.nbytes > _MOST_BYTES or (isinstance(value, Tensor) and value.layout != torch.strided):
+    if digested > _MOST_BYTES or (isinstance(value, Tensor) and value.layout != torch.strided):
         return id(value), getattr(value, "_version", 0)
     array = value.detach().cpu().contiguous().view(-1) if isinstance(value, Tensor) else value
     raw = array.view(torch.uint8).numpy() if isinstance(array, Tensor) else array

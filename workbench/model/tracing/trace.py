@@ -38,6 +38,7 @@ from workbench.model.tracing.trials.whole import is_small, show_same
 from workbench.plan.graph import ROLES, Graph, Source
 from workbench.plan.inputs import Input
 
+_STEPS = 5
 _REMEDY = (
     'say what each is for: wb.trace(module, outputs=("prediction", "unused")); '
     f"roles are {', '.join(map(repr, ROLES))}"
@@ -121,21 +122,22 @@ def trace(
     return replace(graph, source=replace(graph.source, module=model))
 
 
-def show_large_is_same(graph: Graph) -> None:
-    """Checks of a module that was too large for it when it was traced, that its graph is the same.
+def show_trains_same(graph: Graph) -> None:
+    """Checks that a module and its graph stay the same through some training steps.
 
     Args:
         graph: the graph; of a module in this process, or there is nothing to compare.
 
     Raises:
-        TraceError: it computes something else.
+        TraceError: the module computes something else.
     """
     module = graph.source.module
-    if module is None or is_small(graph):
+    if module is None:
         return
     traced = skeleton(graph)
     apart = traced if graph.evaluation is None else skeleton(graph, evaluating=True)
-    show_same(graph, module, traced, apart, partial(_with_role, graph.roles))
+    steps = _STEPS if is_small(graph) else 1
+    show_same(graph, module, traced, apart, partial(_with_role, graph.roles), steps=steps)
 
 
 def _with_skeletons(
@@ -282,7 +284,7 @@ class _Recorded:
         try:
             inputs = dict(zip(self.tracer.inputs, self.samples, strict=True))
             known = show_independence(self.nodes, self.root, constants, inputs)
-            roles = keep_outputs(self.nodes, self.roles, training=self.root.training)
+            roles, keys = keep_outputs(self.nodes, self.roles, training=self.root.training)
             drop_unused(self.nodes, self.root)
             if self.root.training:
                 self.tracer.find_trained(self.nodes, self.root)
@@ -299,7 +301,8 @@ class _Recorded:
             node.meta.clear()  # the fake values belong to this trace alone
         graph = Graph(self.source, self.samples, 0, layers, outputs, roles)
         classes = graph[outputs[0]].output_shape[-1]
-        graph = replace(graph, num_classes=classes, least_batch=self.tracer.least_batch)
+        least = self.tracer.least_batch
+        graph = replace(graph, num_classes=classes, least_batch=least, keys=keys)
         name = type(self.root).__name__
         traced = torch.fx.GraphModule(self.root, self.nodes, class_name=name)
         self._add_unread_names(graph, traced)
@@ -391,7 +394,7 @@ def known_roles(graph: torch.fx.Graph) -> tuple[str, ...]:
 
 def keep_outputs(
     graph: torch.fx.Graph, roles: Roles | None, *, training: bool = True
-) -> tuple[str, ...]:
+) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
     """Makes a traced graph return what is trained on: the prediction first, then auxiliary heads.
 
     Args:
@@ -401,13 +404,14 @@ def keep_outputs(
             prediction alone.
 
     Returns:
-        The role of each tensor that the model returns.
+        The role of each tensor that the model returns, and `Graph.keys`.
 
     Raises:
         TraceError: the model returns something else than tensors of one row for each sample, or
             others than were declared.
     """
     output = next(node for node in graph.nodes if node.op == "output")
+    names = roles if isinstance(roles, dict) else {}
     returned, found, roles = _returned(output.args[0], roles, training=training)
     if not found:
         raise TraceError("the model returns nothing")
@@ -435,7 +439,7 @@ def keep_outputs(
             )
     if chosen != found or not isinstance(output.args[0], list | tuple):
         output.args = (tuple(chosen) if len(chosen) > 1 else chosen[0],)
-    return roles
+    return roles, _keys(roles, names)
 
 
 def _returned(
@@ -455,6 +459,15 @@ def _chosen(found: Sequence[Any], roles: tuple[str, ...]) -> list[Any]:
     """What is trained on: the prediction first."""
     pairs = list(zip(found, roles, strict=True))
     return [item for role in ROLES[:2] for item, own in pairs if own == role]
+
+
+def _keys(roles: tuple[str, ...], names: Mapping[str, str]) -> tuple[int | str, ...]:
+    """The `Graph.keys` of tensors with these roles; `names` are those of a dict, if it is one."""
+    if names:
+        return tuple(_chosen([*names], roles))
+    used = [place for place, role in enumerate(roles) if role != "unused"]
+    places = [used.index(place) for place in _chosen(range(len(roles)), roles)]
+    return () if places == sorted(places) else tuple(places)
 
 
 def _with_role(roles: Roles | None, returned: Any, training: bool) -> list[Any]:

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from workbench.plan.experiment.experiment import Experiment
+from workbench.train.data.collated import Batch
 from workbench.train.data.opening import Dataset, order_seed
-from workbench.train.data.own_samples import Batch, OwnSamples
+from workbench.train.data.own_samples import OwnSamples
 from workbench.train.data.reading import Key
 
 

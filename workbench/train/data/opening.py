@@ -17,7 +17,8 @@ from workbench.plan.experiment.task import Text
 from workbench.plan.graph import Graph
 from workbench.plan.inputs import Input, shown
 from workbench.train.data.built_in import Bytes, Centres, EightByEight, Files, Pictures, Sequences
-from workbench.train.data.own_samples import Batch, OwnSamples
+from workbench.train.data.collated import Batch
+from workbench.train.data.own_samples import OwnSamples
 from workbench.train.data.reading import DataError
 from workbench.train.data.several import Masks, Together
 

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,13 +13,8 @@ from torch.utils.data import DataLoader, default_collate
 from workbench.plan.experiment.task import TorchData, is_iterated, made
 from workbench.plan.extension.own import Own
 from workbench.plan.inputs import Input
+from workbench.train.data.collated import Batch, Collated
 from workbench.train.data.reading import EVALUATION, DataError, Indexed, Key, Streamed
-
-Inputs = Tensor | tuple[Tensor, ...]
-"""Of each of the model's inputs [rows, *its shape]; of a model that reads one, that tensor."""
-
-Batch = tuple[Inputs, Any]
-"""Inputs and targets."""
 
 
 class OwnSamples:
@@ -49,9 +44,9 @@ class OwnSamples:
         if given is None:
             raise DataError(f"{value!r} has no {split} split")
         self.name, self.workers, self._inputs = f"{split} data {given}", value.workers, inputs
-        self._samples = self._reading(value, given, split, seed)
+        self.samples = self._reading(value, given, split, seed)
         collate = default_collate if value.collate is None else value.collate.loaded
-        self._collate = _Collated(collate, value.inputs, value.targets, inputs, self.name)
+        self.collate = Collated(collate, value.inputs, value.targets, inputs, self.name)
         self._empty: Batch | None = None
 
     def _reading(
@@ -75,10 +70,31 @@ class OwnSamples:
     @property
     def is_stream(self) -> bool:
         """Whether its samples come in an order of their own."""
-        return isinstance(self._samples, Streamed)
+        return isinstance(self.samples, Streamed)
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self.samples)
+
+    @property
+    def collates(self) -> bool:
+        """Whether a function of the user's own makes batches."""
+        return self.collate.is_own
+
+    def read(self, indices: Tensor, epoch: int = EVALUATION) -> list[Any]:
+        """These samples, as the data set gives them.
+
+        Raises:
+            DataError: a sample cannot be read.
+        """
+        return self.samples.__getitems__([(epoch, index) for index in indices.tolist()])
+
+    def fitting(self, samples: list[Any]) -> Batch:
+        """Inputs and targets of samples that were read.
+
+        Raises:
+            DataError: the batch does not fit the model.
+        """
+        return self._fitting(self.collate(samples), len(samples))
 
     def batch(self, indices: Tensor, epoch: int = EVALUATION) -> Batch:
         """Inputs and targets of these rows.
@@ -86,10 +102,9 @@ class OwnSamples:
         Raises:
             DataError: a sample cannot be read, or the batch does not fit the model.
         """
-        keys = [(epoch, index) for index in indices.tolist()]
-        if not keys:
+        if not len(indices):
             return self._without_rows()
-        return self._fitting(self._collate(self._samples.__getitems__(keys)), len(keys))
+        return self.fitting(self.read(indices, epoch))
 
     def ahead(self, requests: Callable[[], Iterator[list[Key]]]) -> Generator[Batch, None, None]:
         """The batches of these rows, one after another, read ahead by the workers.
@@ -101,10 +116,10 @@ class OwnSamples:
             DataError: as `batch`; or a worker died.
         """
         loader: DataLoader[Any] = DataLoader(
-            self._samples,
+            self.samples,
             batch_sampler=_Full(requests),
             num_workers=self.workers,
-            collate_fn=self._collate,
+            collate_fn=self.collate,
         )
         try:
             loaded = _started(loader)
@@ -142,9 +157,7 @@ class OwnSamples:
     def _without_rows(self) -> Batch:
         """A batch as others, of no rows: a rank may have none."""
         if self._empty is None:
-            inputs, targets = self._fitting(
-                self._collate(self._samples.__getitems__([(EVALUATION, 0)])), 1
-            )
+            inputs, targets = self.fitting(self.read(torch.tensor([0])))
             self._empty = tree_map(lambda each: each[:0], (inputs, targets))
         return self._empty
 
@@ -249,99 +262,3 @@ class _Full:
 
     def __iter__(self) -> Iterator[list[Key]]:
         return (keys for keys in self._requests() if keys)
-
-
-class _Collated:
-    """Makes a pair of a list of samples.
-
-    Args:
-        collate: the user's own function, or torch's.
-        inputs: the key of the inputs, where batches are mappings, or of each of several; None: they
-            are pairs.
-        targets: the key of the targets.
-        read: what the model reads.
-        name: what the data is called in errors.
-    """
-
-    def __init__(
-        self,
-        collate: Callable[[list[Any]], Any],
-        inputs: str | tuple[str, ...] | None,
-        targets: str | None,
-        read: Sequence[Input],
-        name: str,
-    ) -> None:
-        self._collate, self._inputs, self._targets = collate, inputs, targets
-        self._read, self._name = read, name
-
-    def __call__(self, samples: list[Any]) -> Batch:
-        try:
-            batch = self._collate(samples)
-        except Exception as error:
-            raise DataError(
-                f"{self._name}: {len(samples)} samples cannot be collated: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        inputs, targets = self._pair(batch)
-        return self._in_order(inputs), targets
-
-    def _in_order(self, inputs: Any) -> Inputs:
-        """The inputs in the model's order.
-
-        Raises:
-            DataError: they are not those that it reads.
-        """
-        names = [one.name for one in self._read]
-        if isinstance(inputs, Mapping) and names != [""]:
-            keys = list(map(str, inputs))
-            if set(keys) != set(names):
-                raise DataError(
-                    f"{self._name}: the inputs of a batch are {', '.join(sorted(keys))}, and the "
-                    f"model reads {', '.join(names)}: a collate function can leave out, and "
-                    "wb.trace(module, inputs={...}) declares"
-                )
-            found = [inputs[name] for name in names]
-        elif isinstance(inputs, tuple | list) and len(inputs) == len(names) > 1:
-            found = list(inputs)
-        else:
-            found = [inputs]
-        if len(found) != len(names):
-            raise DataError(
-                f"{self._name}: the model reads {', '.join(names)}, and the inputs of a batch are "
-                f"{_described(inputs)}: a mapping with these keys is wanted, or a tuple in this "
-                "order"
-            )
-        for each in found:
-            if not isinstance(each, Tensor):
-                raise DataError(
-                    f"{self._name}: the inputs of a batch are one tensor, or one for each that the "
-                    f"model reads, got {_described(each)}; a transform or a collate function can "
-                    "make it"
-                )
-        return found[0] if len(found) == 1 else tuple(found)
-
-    def _pair(self, batch: Any) -> tuple[Any, Any]:
-        keys, target = self._inputs, self._targets
-        wanted = [*((keys,) if isinstance(keys, str) else keys or ()), target]
-        if isinstance(batch, Mapping):
-            if keys is None or any(key not in batch for key in wanted):
-                raise DataError(
-                    f"{self._name}: batches are mappings with the keys {sorted(map(str, batch))}; "
-                    f"inputs and targets must be two of them, got {keys!r} and {target!r}"
-                )
-            inputs = batch[keys] if isinstance(keys, str) else {key: batch[key] for key in keys}
-            return inputs, batch[target]
-        if keys is not None or not isinstance(batch, Sequence) or len(batch) != 2:
-            raise DataError(
-                f"{self._name}: a batch is (inputs, targets), or a mapping whose keys are given by "
-                f"inputs= and targets=, got {type(batch).__name__}"
-                + (f" of {len(batch)}" if isinstance(batch, Sequence) else "")
-                + "; collate= can make it, say inputs, (targets, weights)"
-            )
-        return batch[0], batch[1]
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {len(value)}"
-    return type(value).__name__

@@ -10,7 +10,7 @@ import hashlib
 import random
 import struct
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +28,31 @@ class DataError(ValueError):
 Key = tuple[int, int]
 """(epoch, index) of a sample."""
 
+ANOTHER = (
+    "is another one when it is read again. Each rank, and each of its workers, has a copy of the "
+    "data set, so a sample must follow from its index: a generator or a counter of the data set's "
+    "own is none that they share. Draw with torch, numpy.random or random: while a sample is read, "
+    "they are seeded by the experiment's seed, the epoch and its index; and let set_epoch(epoch) "
+    "say which epoch it is"
+)
+
 # Of an epoch that is none: the test split is read alike whenever it is evaluated.
 EVALUATION = -1
 
 
+def is_looked_at(count: int) -> bool:
+    """Whether what a person brought is tried again with this call of it, counted from 1.
+
+    The first calls are; later ones ever more seldom, so that a long run costs nothing more.
+    """
+    return count <= 16 or count.bit_count() == 1
+
+
 class Indexed(Dataset[Any]):
     """Samples by (epoch, index), each read under a seed of its own.
+
+    Its `set_epoch`, if it has that, is called where the epoch is another one. Some samples are read
+    a second time, later, and must be the same.
 
     Args:
         data: the data set, with `[index]`.
@@ -42,20 +61,40 @@ class Indexed(Dataset[Any]):
     """
 
     def __init__(self, data: Any, seed: int, name: str) -> None:
-        self._data, self._seed, self._name = data, seed, name
+        self.data, self._seed, self._name = data, seed, name
+        self._epoch: int | None = None
+        self._calls = 0
+        self._earlier: tuple[Key, bytes] | None = None
 
     def __len__(self) -> int:
-        return len(self._data)
+        return len(self.data)
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        """Samples, one after another; torch's workers ask so, too."""
+        """Samples, one after another; torch's workers ask so, too.
+
+        Raises:
+            DataError: a sample cannot be read, or one is another than it was before.
+        """
         with _generators_kept():
-            return [self._read(*key) for key in keys]
+            self._calls += 1
+            looked_at = bool(keys) and is_looked_at(self._calls)
+            if looked_at and self._earlier is not None:
+                (epoch, index), before = self._earlier
+                if digest(self._read(epoch, index)) != before:
+                    raise DataError(f"{self._name}: sample {index} {ANOTHER}")
+            found = [self._read(*key) for key in keys]
+            if looked_at:
+                self._earlier = keys[0], digest(found[0])
+            return found
 
     def _read(self, epoch: int, index: int) -> Any:
         _seed(self._seed, epoch, index)
         try:
-            return self._data[index]
+            if epoch != self._epoch:
+                self._epoch = epoch
+                if hasattr(self.data, "set_epoch"):
+                    self.data.set_epoch(max(0, epoch))
+            return self.data[index]
         except Exception as error:
             raise _unreadable(self._name, index, error) from error
 
@@ -74,11 +113,11 @@ class Streamed(Dataset[Any]):
     """
 
     def __init__(self, data: Any, length: int, seed: int, name: str) -> None:
-        self._data, self._length, self._seed, self._name = data, length, seed, name
+        self.data, self._length, self._seed, self._name = data, length, seed, name
         self._coming: Iterator[Any] = iter(())
         self._epoch: int | None = None
         self._next = 0
-        self._generators: _Generators | None = None
+        self._generators: Generators | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -91,7 +130,7 @@ class Streamed(Dataset[Any]):
             try:
                 return [self._read(*key) for key in keys]
             finally:
-                self._generators = _Generators.now()
+                self._generators = Generators.now()
 
     def _read(self, epoch: int, index: int) -> Any:
         try:
@@ -100,20 +139,63 @@ class Streamed(Dataset[Any]):
             while self._next <= index:
                 self._next += 1
                 sample = next(self._coming)
+            if self._next == self._length:
+                self._refuse_more()
             return sample
         except StopIteration:
             raise DataError(
                 f"{self._name} ended after {self._next - 1} of the {self._length} samples that it "
                 "was said to have"
             ) from None
+        except DataError:
+            raise
         except Exception as error:
             raise _unreadable(self._name, index, error) from error
 
+    def _refuse_more(self) -> None:
+        for _ in self._coming:
+            raise DataError(
+                f"{self._name} has more than the {self._length} samples that it was said to have, "
+                "and the others would never be read: give samples= of all, or let its __iter__ end "
+                "there, itertools.islice(..., n)"
+            )
+
     def _begin(self, epoch: int) -> None:
         _seed(self._seed, epoch, -1)
-        if hasattr(self._data, "set_epoch"):
-            self._data.set_epoch(max(0, epoch))
-        self._coming, self._epoch, self._next = iter(self._data), epoch, 0
+        if hasattr(self.data, "set_epoch"):
+            self.data.set_epoch(max(0, epoch))
+        self._coming, self._epoch, self._next = iter(self.data), epoch, 0
+
+
+def digest(sample: Any) -> bytes:
+    """Tells a sample from others, by the values of all that is in it, as far as they are known."""
+    found = hashlib.blake2b(digest_size=16)
+
+    def add(value: Any) -> None:
+        found.update(type(value).__name__.encode())
+        if isinstance(value, Tensor):
+            value = value.detach().cpu().contiguous()
+            found.update(f"{tuple(value.shape)} {value.dtype}".encode())
+            found.update(value.view(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, np.ndarray):
+            found.update(f"{value.shape} {value.dtype}".encode())
+            found.update(value.tobytes() if value.dtype != object else repr(value).encode())
+        elif isinstance(value, Mapping):
+            for key in value:
+                add(key)
+                add(value[key])
+        elif isinstance(value, list | tuple):
+            for each in value:
+                add(each)
+        elif isinstance(value, bool | int | float | complex | str | bytes | np.generic):
+            found.update(repr(value).encode())
+        elif hasattr(value, "tobytes"):  # a picture
+            found.update(value.tobytes())
+        elif hasattr(value, "__dict__"):
+            add(vars(value))
+
+    add(sample)
+    return found.digest()
 
 
 def _unreadable(name: str, index: int, error: Exception) -> DataError:
@@ -134,7 +216,7 @@ def _seed(*words: int) -> None:
     random.seed(seed)
 
 
-class _Generators(NamedTuple):
+class Generators(NamedTuple):
     """The states of the three generators."""
 
     of_torch: Tensor
@@ -142,19 +224,35 @@ class _Generators(NamedTuple):
     of_python: Any
 
     @classmethod
-    def now(cls) -> "_Generators":
+    def now(cls) -> "Generators":
+        """Returns the states that they have."""
         return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())
 
     def restore(self) -> None:
+        """Gives them these states."""
         torch.set_rng_state(self.of_torch)
         np.random.set_state(self.of_numpy)
         random.setstate(self.of_python)
+
+    def moved(self) -> list[str]:
+        """Returns the names of those that have another state now."""
+        now = Generators.now()
+        moved = {
+            "torch": not torch.equal(self.of_torch, now.of_torch),
+            "numpy.random": any(map(_differ, self.of_numpy, now.of_numpy)),
+            "random": self.of_python != now.of_python,
+        }
+        return [name for name, is_moved in moved.items() if is_moved]
+
+
+def _differ(first: Any, second: Any) -> bool:
+    return not np.array_equal(first, second)
 
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
     """Gives the three generators back as they were."""
-    before = _Generators.now()
+    before = Generators.now()
     try:
         yield
     finally:

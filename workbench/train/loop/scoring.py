@@ -65,14 +65,16 @@ class OwnLossScore:
 
     Args:
         loss: the loss.
+        graph: the model.
     """
 
-    def __init__(self, loss: OwnLoss) -> None:
-        self._loss = loss
+    def __init__(self, loss: OwnLoss, graph: Graph) -> None:
+        self._loss, self._graph = loss, graph
 
     def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
         weight = self._loss.weight(targets, rows)
-        total = self._loss.summed(outputs, targets, rows).detach().double()
+        given = self._graph.arranged(outputs)
+        total = self._loss.summed(given, targets, rows).detach().double()
         return torch.stack([total, total.new_tensor(weight)])
 
     def figure(self, sums: Tensor, samples: int) -> float:
@@ -86,15 +88,15 @@ class OwnMetric:
     Args:
         name: its name.
         value: the metric.
+        graph: the model.
     """
 
-    def __init__(self, name: str, value: Metric) -> None:
-        self._name, self._sums = name, value.sums.loaded
+    def __init__(self, name: str, value: Metric, graph: Graph) -> None:
+        self._name, self._sums, self._graph = name, value.sums.loaded, graph
         self._result = None if value.result is None else value.result.loaded
 
     def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
-        given = outputs[0] if len(outputs) == 1 else outputs
-        found = self._sums(given, targets)
+        found = self._sums(self._graph.arranged(outputs), targets)
         if not isinstance(found, Tensor):
             raise OwnObjectError(
                 f"metric {self._name!r} gives {type(found).__name__}, and a tensor is wanted: a "
@@ -119,13 +121,14 @@ class StatesOfMetric:
     Args:
         name: its name.
         metric: the metric.
+        graph: the model.
 
     Raises:
         OwnObjectError: a state does not add up over rows.
     """
 
-    def __init__(self, name: str, metric: Any) -> None:
-        self._metric = metric
+    def __init__(self, name: str, metric: Any, graph: Graph) -> None:
+        self._metric, self._graph = metric, graph
         for state, reduction in metric._reductions.items():
             if getattr(reduction, "__name__", "") != "dim_zero_sum":
                 raise OwnObjectError(
@@ -135,7 +138,7 @@ class StatesOfMetric:
 
     def sums(self, outputs: Outputs, targets: Any, rows: int) -> Tensor:
         self._metric.reset()
-        self._metric.update(outputs[0] if len(outputs) == 1 else outputs, targets)
+        self._metric.update(self._graph.arranged(outputs), targets)
         states = [getattr(self._metric, name) for name in self._metric._reductions]
         return torch.cat([torch.as_tensor(state).double().reshape(-1) for state in states])
 
@@ -224,11 +227,11 @@ class Scoring:
         notes = [] if notes is None else notes
         graph = experiment.plan.evaluation.graph
         given = experiment.loss if isinstance(experiment.loss, CrossEntropy) else PLAIN
-        own_loss = MeanCrossEntropy(graph, given) if loss is None else OwnLossScore(loss)
+        own_loss = MeanCrossEntropy(graph, given) if loss is None else OwnLossScore(loss, graph)
         scores = dict[str, Score](loss=own_loss)
         shapes: list[tuple[int, ...]] = [(2,)]
         for name, value in (experiment.metrics or {}).items():
-            scores[name] = own_score(name, value)
+            scores[name] = own_score(name, value, graph)
             shapes.append(() if tried is None else _tried(name, scores[name], tried, notes))
         return cls(scores, shapes)
 
@@ -258,8 +261,8 @@ class Scoring:
         }
 
 
-def own_score(name: str, value: Metric) -> Score:
-    """The score of a user's own metric.
+def own_score(name: str, value: Metric, graph: Graph) -> Score:
+    """The score of a user's own metric, of the model in evaluation mode.
 
     Raises:
         OwnObjectError: it cannot be loaded, or does not add up over rows.
@@ -268,8 +271,8 @@ def own_score(name: str, value: Metric) -> Score:
         raise OwnObjectError("metrics: 'loss' is the name of the loss; give another one")
     loaded = value.sums.loaded
     if hasattr(loaded, "_reductions") and hasattr(loaded, "compute"):
-        return StatesOfMetric(name, loaded)
-    return OwnMetric(name, value)
+        return StatesOfMetric(name, loaded, graph)
+    return OwnMetric(name, value, graph)
 
 
 def _tried(name: str, score: Score, tried: Trial, notes: list[str]) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from workbench.program.step import program_of
 from workbench.train.checkpoint.checkpoint import in_flight, load, restore
 from workbench.train.checkpoint.in_flight import restore_residuals
 from workbench.train.data.opening import Dataset, open_for
+from workbench.train.loop.loss_trial import LossTrial
 from workbench.train.loop.memory import Held
 from workbench.train.loop.objective import CrossEntropyLoss, StepLoss, step_loss
 from workbench.train.loop.own_loss import OwnLoss
@@ -232,7 +233,9 @@ def _objective(
     of_step: StepLoss = step_loss
     if isinstance(experiment.loss, Loss):
         loss = of_step = OwnLoss(experiment.loss, everyone, device, dtype)
-        loss.check(Trial.of(plan.graph, train, device, dtype))
+        trial = LossTrial(loss)
+        trial.check(Trial.of(plan.graph, train, device, dtype))
+        loss.look = trial.look
     else:
         options = experiment.loss or PLAIN
         if isinstance(experiment.data, TorchData):

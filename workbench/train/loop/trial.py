@@ -1,8 +1,8 @@
 """What is tried before the first step: a user's own loss and metrics, and fp16."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,13 +15,13 @@ from workbench.plan.experiment.task import CrossEntropy
 from workbench.plan.graph import Graph
 from workbench.train.data.feed import as_wide
 from workbench.train.data.opening import Dataset, order_seed
+from workbench.train.data.own_samples import OwnSamples
 from workbench.train.data.reading import DataError
 from workbench.train.loop.objective import check_labels
 
 ROWS = 64
 ELEMENTS = 2**22
 """Of outputs that are drawn at most, unless two rows have more: tokens' scores have many."""
-_PAIRS = 8
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,19 @@ class Trial:
     """Targets from all over a data set, and outputs such as the model gives.
 
     Attributes:
+        graph: the model, whose outputs are meant.
         rows: how many samples.
         outputs: numbers between 0 and 1, which are valid as scores and as probabilities.
         targets: those of the samples.
+        collated: the targets from one sample to before another, by the user's own collate function,
+            which may pad them to the longest; None: they are rows of the targets.
     """
 
+    graph: Graph
     rows: int
     outputs: tuple[Tensor, ...]
     targets: Any
+    collated: Callable[[int, int], Any] | None = None
 
     @classmethod
     def of(cls, graph: Graph, data: Dataset, device: torch.device, dtype: torch.dtype) -> "Trial":
@@ -49,31 +54,86 @@ class Trial:
             dtype: the type of outputs.
         """
         shapes = [(graph[name].rows, *graph[name].output_shape) for name in graph.outputs]
-        fitting = ELEMENTS // max(1, sum(map(math.prod, shapes)))
-        rows = min(len(data), max(2, min(ROWS, fitting)))
-        targets = _targets(data, rows)
+        most = ELEMENTS // max(1, sum(map(math.prod, shapes)))
+        rows = min(len(data), max(2, min(ROWS, most)))
         generator = torch.Generator().manual_seed(0)
         drawn = [
             torch.rand((each * rows, *shape), generator=generator, dtype=dtype)
             for each, *shape in shapes
         ]
         outputs = tuple(output.mul_(0.9).add_(0.05).to(device) for output in drawn)
-        targets = tree_map(lambda each: as_wide(each, dtype).to(device), targets)
-        return cls(rows, outputs, targets)
+
+        def moved(targets: Any) -> Any:
+            return tree_map(lambda each: as_wide(each, dtype).to(device), targets)
+
+        indices = _spread(data, rows)
+        if not (isinstance(data, OwnSamples) and data.collates):
+            return cls(graph, rows, outputs, moved(data.batch(indices)[1]))
+        samples, batch_of = data.read(indices), data.fitting
+
+        def collated(begin: int, end: int) -> Any:
+            return moved(batch_of(samples[begin:end])[1])
+
+        return cls(graph, rows, outputs, collated(0, rows), collated)
 
     def cut(self, at: int) -> Iterator["Trial"]:
         """The rows up to this one, and the others; parts without rows are left out."""
         for begin, end in ((0, at), (at, self.rows)):
             if begin < end:
                 outputs = tuple(self._span(output, begin, end) for output in self.outputs)
-                own = tree_map(lambda each, b=begin, e=end: each[b:e], self.targets)
-                yield Trial(end - begin, outputs, own)
+                yield self._part(begin, end, outputs)
 
-    def pairs(self) -> Iterator["Trial"]:
-        """Two rows each, of the first ones."""
-        for begin in range(0, min(self.rows, 2 * _PAIRS) - 1, 2):
+    def _part(self, begin: int, end: int, outputs: tuple[Tensor, ...]) -> "Trial":
+        if self.collated is None:
+            targets = tree_map(lambda each: each[begin:end], self.targets)
+            return Trial(self.graph, end - begin, outputs, targets)
+        collated = self.collated
+
+        def later(first: int, last: int) -> Any:
+            return collated(begin + first, begin + last)
+
+        return Trial(self.graph, end - begin, outputs, collated(begin, end), later)
+
+    def pairs(self, most: int) -> Iterator["Trial"]:
+        """Two rows each, of so many pairs at most; of two rows, none."""
+        for begin in range(0, min(self.rows, 2 * most) - 1 if self.rows > 2 else 0, 2):
             *_, behind = self.cut(begin)
             yield next(behind.cut(2))
+
+    @property
+    def elements(self) -> int:
+        """How many numbers all outputs have."""
+        return sum(output.numel() for output in self.outputs)
+
+    def drawn(self, generator: torch.Generator) -> "Trial":
+        """Normal numbers for outputs."""
+
+        def drawn(output: Tensor) -> Tensor:
+            return torch.randn(output.shape, generator=generator, dtype=output.dtype).to(output)
+
+        return replace(self, outputs=tuple(map(drawn, self.outputs)))
+
+    def scaled(self, factor: float) -> "Trial":
+        """So many times the outputs."""
+        return replace(self, outputs=tuple(factor * output for output in self.outputs))
+
+    def beside(self, other: "Trial", at: int) -> "Trial":
+        """The outputs of the rows up to this one, and another trial's of those after it."""
+        pairs = zip(self.outputs, other.outputs, strict=True)
+        outputs = (
+            torch.cat([self._span(one, 0, at), self._span(two, at, self.rows)])
+            for one, two in pairs
+        )
+        return replace(self, outputs=tuple(outputs))
+
+    def towards(self, other: "Trial") -> "Trial":
+        """From row to row, outputs that lead from these to another trial's."""
+
+        def between(one: Tensor, two: Tensor) -> Tensor:
+            ramp = torch.linspace(0, 1, len(one), dtype=one.dtype, device=one.device)
+            return one + ramp.view(-1, *[1] * (one.ndim - 1)) * (two - one)
+
+        return replace(self, outputs=tuple(map(between, self.outputs, other.outputs)))
 
     def _span(self, output: Tensor, begin: int, end: int) -> Tensor:
         each = len(output) // self.rows
@@ -96,7 +156,7 @@ def check_classes(graph: Graph, data: Dataset, options: CrossEntropy = PLAIN) ->
         DataError: the inputs are none that the model reads, or the targets none of cross-entropy's.
     """
     rows = min(ROWS, len(data))
-    targets = _targets(data, rows)
+    targets = data.batch(_spread(data, rows))[1]
     for name in graph.outputs:
         try:
             check_labels(graph, name, targets, options)
@@ -104,11 +164,11 @@ def check_classes(graph: Graph, data: Dataset, options: CrossEntropy = PLAIN) ->
             raise DataError(f"of {rows} samples that were tried: {error}") from None
 
 
-def _targets(data: Dataset, rows: int) -> Any:
-    """Targets of so many samples from all over a data set."""
+def _spread(data: Dataset, rows: int) -> Tensor:
+    """The indices of so many samples from all over a data set; of a stream, of the first."""
     # Data sets are often sorted by class; but what is only iterated shall not be read whole.
     spread = 1 if order_seed(data, 0) is None else len(data) / rows
-    return data.batch((torch.arange(rows) * spread).long())[1]
+    return (torch.arange(rows) * spread).long()
 
 
 def try_fp16(module: nn.Module, device: torch.device) -> None:

@@ -246,7 +246,7 @@ def _trained(
             outputs = _outputs(model, graph, batch, counts, context, step)
         outputs = tuple(_as(each, dtype) for each in outputs) if apart else outputs
         optimizer.zero_grad()
-        loss(outputs, _widened(targets, dtype)).backward()
+        loss(graph, outputs, _widened(targets, dtype)).backward()
         if step == 0:
             found |= {f"output/{i}": out.detach().clone() for i, out in enumerate(outputs)}
             found |= {
@@ -327,23 +327,22 @@ class _Named:
         return {self._first.get(name, name): tensor for name, tensor in pairs}
 
 
-Objective = Callable[[tuple[Tensor, ...], Any], Tensor]
-"""(outputs, targets) -> the loss of the batch."""
+Objective = Callable[[Graph, tuple[Tensor, ...], Any], Tensor]
+"""(the model in its mode, its outputs, targets) -> the loss of the batch."""
 
 
 def _loss_of(experiment: Experiment, dtype: torch.dtype) -> Objective:
     """The user's own function on the whole batch, or cross-entropy."""
     value = experiment.loss
     if value is None or isinstance(value, CrossEntropy):
-        mean = partial(_cross_entropy, value or PLAIN)
-        return mean if not experiment.plan.graph.scores_tokens else partial(_of_tokens, mean)
+        return partial(_cross_entropy, value or PLAIN)
     function = value.function.loaded
     weigh = None if value.weights is None else value.weights.loaded
     if isinstance(function, nn.Module):
         function = deepcopy(function).to(dtype)
 
-    def loss(outputs: tuple[Tensor, ...], targets: Any) -> Tensor:
-        found: Tensor = function(outputs[0] if len(outputs) == 1 else outputs, targets)
+    def loss(graph: Graph, outputs: tuple[Tensor, ...], targets: Any) -> Tensor:
+        found: Tensor = function(graph.arranged(outputs), targets)
         if weigh is not None:
             weights: Tensor = weigh(targets)
             return (found * weights).sum() / weights.sum()
@@ -352,13 +351,12 @@ def _loss_of(experiment: Experiment, dtype: torch.dtype) -> Objective:
     return loss
 
 
-def _of_tokens(mean: Objective, outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
-    """The same of scores [rows, tokens, classes] and labels [rows, tokens]."""
-    return mean(tuple(x.flatten(0, 1) for x in outputs), labels.flatten())
-
-
-def _cross_entropy(value: CrossEntropy, outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+def _cross_entropy(
+    value: CrossEntropy, graph: Graph, outputs: tuple[Tensor, ...], labels: Tensor
+) -> Tensor:
     """The mean over the batch; auxiliary heads have a part in it."""
+    if graph.scores_tokens:  # [rows, tokens, classes]
+        outputs, labels = tuple(x.flatten(0, 1) for x in outputs), labels.flatten()
     options = torch_options(value, outputs[0])
     loss = F.cross_entropy(outputs[0], labels, **options)
     for auxiliary in outputs[1:]:
@@ -410,7 +408,8 @@ def _evaluated(
         outputs = tuple(_as(each, dtype) for each in outputs) if apart else outputs
         if own is None:
             outputs = outputs[:1]  # auxiliary heads are for training
-        found = {"loss": loss(outputs, targets).double()}
+        there = graph.evaluation or graph
+        found = {"loss": loss(there, outputs, targets).double()}
         if experiment.metrics is None and own is None:
             classes_in = -1 if graph.scores_tokens else 1
             right = (outputs[0].argmax(dim=classes_in) == targets).double()
@@ -419,7 +418,7 @@ def _evaluated(
             if "perplexity" in experiment.figures:
                 found["perplexity"] = found["loss"].exp()
         for name, metric in (experiment.metrics or {}).items():
-            score = own_score(name, metric)
+            score = own_score(name, metric, there)
             figure = score.figure(score.sums(outputs, targets, rows).double(), rows)
             found[name] = torch.tensor(figure, dtype=torch.float64)
     return {f"evaluation/{name}": figure for name, figure in found.items()}

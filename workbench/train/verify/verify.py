@@ -17,10 +17,11 @@ from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Replicate, Shard
 from workbench.plan.writing import write_whole
+from workbench.train.data.collated import Batch
 from workbench.train.data.opening import Dataset
-from workbench.train.data.own_samples import Batch
 from workbench.train.data.reading import EVALUATION
 from workbench.train.loop.objective import average_statistics, own_rows
+from workbench.train.loop.own_loss import OwnLoss, Seen
 from workbench.train.loop.scoring import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.loop.step import StepResult
@@ -44,6 +45,18 @@ def compare(
     reference: Path,
     repeat: bool = True,
 ) -> list[Difference]:
+    """As `compared`, without the range of a loss."""
+    return compared(config, experiment, weights=weights, reference=reference, repeat=repeat)[0]
+
+
+def compared(
+    config: RankConfig,
+    experiment: Experiment,
+    *,
+    weights: Path,
+    reference: Path,
+    repeat: bool = True,
+) -> tuple[list[Difference], Seen | None]:
     """Trains this rank's part from the same weights on the same data, and compares.
 
     Args:
@@ -55,7 +68,8 @@ def compare(
 
     Returns:
         One difference for each output, and for each gradient, weight, buffer and state of the
-        optimizer held here, for what evaluation gives, and for what a second run leaves.
+        optimizer held here, for what evaluation gives, and for what a second run leaves; and the
+        range in which a loss of the user's own was tried meanwhile.
     """
     whole = WeightsFile(reference)
     with World.open(config) as world, _full_precision():
@@ -71,10 +85,11 @@ def compare(
         found += _optimizer(state, whole)
         left = {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
         found += _evaluation(state, whole)
+        seen = state.loss.seen if isinstance(state.loss, OwnLoss) else None
         if repeat:
             del state
             found += _repeated(run, left)
-        return found
+        return found, seen
 
 
 def compare_into(config: RankConfig, experiment: Experiment, found: Path, **given: Any) -> None:
@@ -84,10 +99,14 @@ def compare_into(config: RankConfig, experiment: Experiment, found: Path, **give
         config: the place of this rank.
         experiment: the experiment.
         found: the file, but for this rank's number (`Difference.file`).
-        **given: the further arguments of `compare`.
+        **given: the further arguments of `compared`.
     """
-    differences = [asdict(one) for one in compare(config, experiment, **given)]
-    write_whole(Difference.file(found, config.rank), json.dumps(differences))
+    differences, seen = compared(config, experiment, **given)
+    content = {
+        "differences": list(map(asdict, differences)),
+        "seen": None if seen is None else asdict(seen),
+    }
+    write_whole(Difference.file(found, config.rank), json.dumps(content))
 
 
 @contextmanager

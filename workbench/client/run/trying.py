@@ -1,0 +1,71 @@
+"""Tries what a user has brought to an experiment in the user's own process, before it is run.
+
+So a loss that fails, or a data set whose samples differ from read to read, is an error where it is
+given, with the user's own traceback, and not one of a rank a minute later.
+"""
+
+from contextlib import suppress
+
+import torch
+
+from workbench.plan.experiment.experiment import Experiment, Loss, Synthetic, TorchData
+from workbench.plan.extension.own import Own
+from workbench.train.data.opening import Dataset, open_for
+from workbench.train.data.own_samples import OwnSamples
+from workbench.train.data.reading import DataError
+from workbench.train.data.samples_trial import try_samples
+from workbench.train.loop.loss_trial import LossTrial, held_by
+from workbench.train.loop.own_loss import OwnLoss, Seen
+from workbench.train.loop.scoring import Scoring
+from workbench.train.loop.trial import ROWS, Trial, check_classes
+
+_CPU = torch.device("cpu")
+
+
+def try_out(experiment: Experiment) -> Seen | None:
+    """Tries the data sets, the loss and the metrics of an experiment that are the user's own.
+
+    Data that ranks make, from "module:function", is not made here.
+
+    Args:
+        experiment: what is to run.
+
+    Returns:
+        The range in which the loss was tried; None: it is not the user's own, or was not tried.
+
+    Raises:
+        DataError: a sample or a batch depends on more than its index, or does not fit the model.
+        OwnObjectError: the loss or a metric fails, or depends on more than the rows it is given.
+    """
+    graph, loss = experiment.plan.graph, None
+    train, test = (_opened(experiment, split) for split in ("train", "test"))
+    for data in (train, test):
+        if isinstance(data, OwnSamples):
+            try_samples(data)
+    dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
+    if isinstance(experiment.loss, Loss):
+        loss = OwnLoss(experiment.loss, None, _CPU, dtype)
+        module = graph.source.module
+        if train is not None:
+            held = {} if module is None else held_by(module)
+            LossTrial(loss, held).check(Trial.of(graph, train, _CPU, dtype))
+    elif isinstance(train, OwnSamples):
+        check_classes(graph, train, *filter(None, [experiment.loss]))
+    if experiment.metrics and test is not None:
+        tried = Trial.of(experiment.plan.evaluation.graph, test, _CPU, dtype)
+        Scoring.of(experiment, loss, tried)
+    return None if loss is None else loss.seen
+
+
+def _opened(experiment: Experiment, split: str) -> Dataset | None:
+    """A split in this process; for built-in data, labels such as it has. None: it is not here."""
+    data, graph = experiment.data, experiment.plan.graph
+    if not isinstance(data, TorchData):
+        labels = Synthetic(samples=ROWS, classes=max(2, graph.num_classes))
+        with suppress(DataError):  # the model's outputs are no scores of classes
+            return open_for(graph, labels, "train")
+        return None
+    own: Own | None = data.train if split == "train" else data.test
+    if own is None or own.held is None:
+        return None
+    return open_for(graph, data, "train" if split == "train" else "test", experiment.seed)

@@ -1,0 +1,444 @@
+"""Tries a user's own loss: whether it is a sum over rows, and depends on its arguments alone.
+
+Each rank computes the loss of its own rows, by a copy of the user's function. So the function must
+treat each row by itself, remember nothing, draw nothing at random, and read no weight of the model,
+whose copy on a rank would never move. One batch says little of that: a loss may mix rows in a part
+of its range only, as a mean over the rows whose loss is above a threshold does. So it is tried at
+several places: at scores and probabilities, at large outputs, at outputs that descend to what the
+loss wants and ascend from it, and with rows of both kinds in one batch. While a run trains, it is
+tried again on what the model really returns.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from workbench.model.tracing.batch import tensors
+from workbench.model.tracing.python_state import Walk, moved
+from workbench.model.tracing.trials.saved import memory_of
+from workbench.plan.extension.own import OwnObjectError
+from workbench.plan.graph import Graph
+from workbench.train.data.reading import Generators, is_looked_at
+from workbench.train.loop.own_loss import OwnLoss, Seen
+from workbench.train.loop.trial import Trial
+
+# The relative difference that tells rounding from rows that are mixed; at places that a loss was
+# not made for, numbers may cancel.
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
+ELSEWHERE = 1e-3
+STEPS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
+"""How far outputs descend, step by step: in all, as far as scores of a confident model."""
+MOST_ROWS, MOST_ELEMENTS = 16, 2**18
+"""Rows that are looked at while it trains; elements of outputs, which have few places beyond."""
+SCALES = (1.0, 4.0)
+"""What a model's own outputs are multiplied by when the loss is tried on them."""
+
+_RECIPE = (
+    "let forward return what the loss needs, as an auxiliary output: "
+    "return scores, self.fc.weight.abs().sum() * scores.new_ones(len(scores), 1), with "
+    "wb.trace(..., outputs=('prediction', 'auxiliary'))"
+)
+
+
+class LossTrial:
+    """Tries one loss.
+
+    Args:
+        loss: the loss.
+        held: the names of the model's own tensors, by their memory, in the process that has the
+            model.
+    """
+
+    def __init__(self, loss: OwnLoss, held: Mapping[int, str] = MappingProxyType({})) -> None:
+        self._loss, self._held, self._calls = loss, held, 0
+
+    def check(self, tried: Trial) -> None:
+        """Tries the loss at several places.
+
+        Args:
+            tried: targets, and outputs between 0 and 1, which are valid as scores and as
+                probabilities.
+
+        Raises:
+            OwnObjectError: the loss of a row, or its gradient, depends on other rows, on earlier
+                calls, on random numbers or on weights; or it has no gradient, or the function
+                raised.
+        """
+        with torch.enable_grad():
+            try:
+                self._check_calls(tried)
+                halves = [at for at in (tried.rows // 2, tried.rows // 3) if at]
+                every = [self._parted(tried, at) for at in halves or [0]]
+                # Among many rows, weights of their own are hardly told from equal ones.
+                every += [self._parted(pair, 1) for pair in tried.pairs(8)]
+            except OwnObjectError:
+                raise
+            except Exception as error:  # whatever its own code raises
+                raise OwnObjectError(self._failed(tried, error)) from error
+            self._refuse_mixed(every, tried)
+            for place in self._places(tried) if tried.rows > 1 else ():
+                cuts = self._tried_at(place)
+                self._refuse_mixed([one for one in cuts if one.shows], place)
+
+    def look(self, graph: Graph, outputs: tuple[Tensor, ...], targets: Any, rows: int) -> None:
+        """Tries the loss on some rows of what a model has returned, and on several times that.
+
+        Most calls are not looked at (`is_looked_at`).
+
+        Args:
+            graph: the model.
+            outputs: what it has returned for these rows.
+            targets: their targets.
+            rows: how many there are.
+
+        Raises:
+            OwnObjectError: the loss of a row depends on other rows, or on weights.
+        """
+        self._calls += 1
+        each = sum(output.numel() for output in outputs) // rows
+        most = min(rows, max(2, min(MOST_ROWS, MOST_ELEMENTS // max(each, 1))))
+        if most < 2 or not is_looked_at(self._calls):
+            return
+        whole = Trial(graph, rows, tuple(output.detach() for output in outputs), targets)
+        tried = next(whole.cut(most))
+        with torch.enable_grad():
+            for scale in SCALES:
+                place = tried.scaled(scale)
+                self._refuse_mixed([one for one in self._tried_at(place) if one.shows], place)
+
+    def _check_calls(self, tried: Trial) -> None:
+        """Checks what one call tells: that it has a gradient, and leaves nothing behind."""
+        first = self._of(tried)
+        state, drawn = self._state(), Generators.now()
+        with _Reads(self._held) as reads:
+            again = self._of(tried)
+        name = self._loss.name
+        if moving := drawn.moved():
+            raise OwnObjectError(
+                f"loss {name} draws random numbers ({', '.join(moving)}), which each rank would "
+                "draw for its own rows: draw in the model, whose random numbers follow from the "
+                "seed and the sample, or in the data set"
+            )
+        if changed := moved(state, self._state()):
+            raise OwnObjectError(
+                f"loss {name} keeps state: a call changes {', '.join(changed)}. Each rank has a "
+                "copy of its own, which counts the rank's own calls: give what the loss needs in "
+                "the targets, or as an output of the model"
+            )
+        if reads.names:
+            raise OwnObjectError(
+                f"loss {name} reads {reads.names[0]!r} of the model itself. Ranks have a copy of "
+                f"it, which nothing updates: {_RECIPE}"
+            )
+        if not first.depends:
+            raise OwnObjectError(
+                f"loss {name} has no gradient for {tried}: argmax, a comparison, detach() or "
+                ".item() is on its way from the outputs; take one that has, say cross-entropy of "
+                "the scores, and give this one as metrics="
+            )
+        if not math.isfinite(first.value):
+            raise OwnObjectError(
+                f"loss {name} is {first.value} for {tried}; outputs were between 0 and 1"
+            )
+        if not math.isclose(first.value, again.value, rel_tol=ELSEWHERE):
+            raise OwnObjectError(
+                f"loss {name} is {first.value:.6g} and then {again.value:.6g} for the same rows: "
+                "it must depend on its arguments alone, the outputs and the targets"
+            )
+
+    def _state(self) -> dict[str, Any]:
+        walk = Walk()
+        return {k: v for each in self._loss.functions for k, v in walk.of(each, "it").items()}
+
+    def _places(self, tried: Trial) -> Iterator[Trial]:
+        """Other outputs for the same targets."""
+        generator = torch.Generator().manual_seed(1)
+        around = tried.drawn(generator)
+        if tried.elements > MOST_ELEMENTS:
+            near, far = self._descended(around, 1.0, STEPS[:1]), around.scaled(10.0)
+            yield near
+            yield near.beside(far, tried.rows // 2)
+            return
+        yield around.scaled(10.0)
+        near, far = (self._descended(around, sign, STEPS) for sign in (1.0, -1.0))
+        if not self._is_finite(near):  # it takes nothing but probabilities
+            near, far = (
+                self._descended(tried, sign, STEPS, within=(1e-3, 1 - 1e-3)) for sign in (1.0, -1.0)
+            )
+        yield near
+        yield far
+        yield near.beside(far, tried.rows // 2)
+        yield far.beside(near, tried.rows // 3)
+        yield near.towards(far)
+
+    def _descended(
+        self,
+        tried: Trial,
+        sign: float,
+        steps: Sequence[float],
+        within: tuple[float, float] = (-math.inf, math.inf),
+    ) -> Trial:
+        """Outputs for which the loss is lower, or higher, as far as it can be computed."""
+        for size in steps:
+            try:
+                found = self._of(tried)
+            except Exception:  # whatever it is that the loss does not take
+                return tried
+            size *= min(1.0, within[1] - within[0])
+            outputs = tuple(
+                (output - sign * size * gradient.nan_to_num(0.0).sign()).clamp(*within)
+                for output, gradient in zip(tried.outputs, found.gradients, strict=True)
+            )
+            tried = replace(tried, outputs=outputs)
+        return tried
+
+    def _is_finite(self, tried: Trial) -> bool:
+        try:
+            return math.isfinite(self._of(tried).value)
+        except Exception:  # whatever it is that the loss does not take
+            return False
+
+    def _tried_at(self, tried: Trial) -> list["_Parted"]:
+        """Some cuts of a batch at a place that the loss may not have been made for."""
+        try:
+            cuts = [self._parted(tried, at) for at in {tried.rows // 2, tried.rows // 3} if at]
+            return cuts + [self._parted(pair, 1) for pair in tried.pairs(2)]
+        except OwnObjectError:
+            raise
+        except Exception:  # whatever it is that the loss does not take
+            return []
+
+    def _refuse_mixed(self, every: Sequence["_Parted"], tried: Trial) -> None:
+        # Values say more than gradients.
+        unlike = [one for one in every if not one.adds_up]
+        unlike += [one for one in every if not one.is_sum]
+        if unlike:
+            raise OwnObjectError(self._mixed(unlike[0], every, _broadcast(tried)))
+
+    def _mixed(self, first: "_Parted", every: Sequence["_Parted"], broadcast: str) -> str:
+        """Says that some parts do not make up a whole, and what may be meant."""
+        loss = self._loss
+        name = "sum" if loss.is_mean else "mean"
+        hint = broadcast or (
+            f"it is their {name}: say Loss(..., reduction={name!r})"
+            if all(one.otherwise(mean=loss.is_mean).is_sum for one in every)
+            else "loss=CrossEntropy(ignore_index=..., weight=...) counts labels of the whole batch"
+            if isinstance(loss.functions[0], nn.CrossEntropyLoss)
+            else "if it weighs rows by their targets, or leaves some out, let it give a value for "
+            "each row, and Loss(..., weights=function of the targets)"
+        )
+        values = first.whole.value, sum(part.value for part in first.parts)
+        shown = [loss.of_all(value, first.weight) for value in values]
+        rows = f"of {first.whole.rows} rows"
+        found = (
+            f"loss {loss.name} {rows} has another gradient than by halves"
+            if first.adds_up
+            else f"loss {loss.name} {rows} is {shown[0]:.6g}, and {shown[1]:.6g} by halves"
+        )
+        low, high = _range(first.outputs)
+        return (
+            f"{found}: the loss of a row must not depend on others, which other ranks have; {hint} "
+            f"(outputs were from {low:.3g} to {high:.3g})"
+        )
+
+    def _failed(self, tried: Trial, error: Exception) -> str:
+        text = f"loss {self._loss.name} fails for {tried}: {type(error).__name__}: {error}"
+        if "process group" not in str(error):
+            return text
+        return f"{text}. A loss must not communicate: the gradients of all ranks are added up"
+
+    def _parted(self, tried: Trial, at: int) -> "_Parted":
+        """The sum over rows, and over those up to this one and after it."""
+        whole, weight = self._of(tried), self._loss.weight(tried.targets, tried.rows)
+        close = CLOSE.get(tried.outputs[0].dtype, CLOSE[torch.float32])
+        found = _Parted(tried.outputs, whole, [self._of(p) for p in tried.cut(at)], weight, close)
+        if found.shows:
+            every = [one.value / one.rows for one in found.parts]
+            losses = min(every), max(every)
+            seen = Seen(_range(tried.outputs), losses, self._loss.by_row)
+            self._loss.seen = seen.joined(self._loss.seen)
+        return found
+
+    def _of(self, tried: Trial) -> "_Sum":
+        leaves = tuple(output.detach().requires_grad_() for output in tried.outputs)
+        # As in a step, what the function gets is no leaf, into which it could not write.
+        given = tried.graph.arranged([leaf.clone() for leaf in leaves])
+        found = self._loss.summed(given, tried.targets, tried.rows)
+        self._refuse_other_leaves(found, leaves)
+        each: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        if found.requires_grad:
+            each = torch.autograd.grad(found, leaves, allow_unused=True)
+        both = zip(each, leaves, strict=True)
+        gradients = tuple(torch.zeros_like(leaf) if one is None else one for one, leaf in both)
+        return _Sum(tried.rows, found.item(), gradients, any(one is not None for one in each))
+
+    def _refuse_other_leaves(self, found: Tensor, own: Sequence[Tensor]) -> None:
+        """Checks that gradients flow to the outputs alone."""
+        ids = set(map(id, own))
+        for leaf in _leaves(found):
+            if id(leaf) not in ids:
+                raise OwnObjectError(
+                    f"loss {self._loss.name} depends on a tensor of shape {tuple(leaf.shape)} that "
+                    "requires a gradient and is no output of the model. Ranks have a copy of it, "
+                    f"which nothing updates: {_RECIPE}; a constant needs requires_grad=False"
+                )
+
+
+def held_by(module: nn.Module) -> dict[int, str]:
+    """The names of the tensors that a model holds, by their memory: what a loss must not read."""
+    found = {}
+    for path, part in module.named_modules():
+        for table in (part._parameters, part._buffers, vars(part)):
+            for name, value in table.items():
+                if isinstance(value, Tensor) and value.numel():
+                    (memory,) = memory_of([value])
+                    found[memory] = f"{path}.{name}".lstrip(".")
+    return found
+
+
+class _Reads(TorchDispatchMode):
+    """Finds operations that read a model's own tensors.
+
+    Args:
+        held: their names, by their memory.
+
+    Attributes:
+        names: the names of those that were read.
+    """
+
+    def __init__(self, held: Mapping[int, str]) -> None:
+        super().__init__()
+        self._held, self.names = held, list[str]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        for memory in memory_of(tensors((args, dict(kwargs or {})))):
+            if memory in self._held:
+                self.names.append(self._held[memory])
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What a loss sums up over some rows.
+
+    Attributes:
+        rows: how many rows.
+        value: the sum over them.
+        gradients: the sum's for each output [rows, ...]; zeros for one that it does not depend on.
+        depends: whether it depends on an output.
+    """
+
+    rows: int
+    value: float
+    gradients: tuple[Tensor, ...]
+    depends: bool
+
+    def times(self, factor: float) -> "_Sum":
+        """The same, were the loss so many times what it is."""
+        gradients = tuple(factor * gradient for gradient in self.gradients)
+        return replace(self, value=factor * self.value, gradients=gradients)
+
+
+@dataclass(frozen=True)
+class _Parted:
+    """What a loss sums up over some rows, and over parts of them.
+
+    Attributes:
+        outputs: what the model returned for these rows.
+        whole: over all of them.
+        parts: over the rows of each part.
+        weight: the weight of the rows.
+        close: the relative difference that is rounding.
+    """
+
+    outputs: tuple[Tensor, ...]
+    whole: _Sum
+    parts: Sequence[_Sum]
+    weight: float
+    close: float
+
+    @property
+    def shows(self) -> bool:
+        """Whether there is something to compare: the loss of all rows is a number."""
+        return math.isfinite(self.whole.value)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the parts make up the whole, and so do their gradients."""
+        return self.adds_up and self._joins
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the parts make up the whole."""
+        values = [part.value for part in self.parts]
+        size = max(abs(self.whole.value), sum(map(abs, values)), 1e-6)
+        return abs(self.whole.value - sum(values)) <= self.close * size
+
+    @property
+    def _joins(self) -> bool:
+        """Whether each part has the gradient that the whole has for its rows."""
+        each = zip(*(part.gradients for part in self.parts), strict=True)
+        return all(
+            self._are_close(whole, torch.cat(parts))
+            for whole, parts in zip(self.whole.gradients, each, strict=True)
+        )
+
+    def _are_close(self, whole: Tensor, found: Tensor) -> bool:
+        """Whether they differ by rounding; NaN and infinity, as a root has at 0, are alike."""
+        largest = whole.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if whole.numel() else 0.0
+        return torch.allclose(whole, found, 0.0, self.close * max(largest, 1e-6), equal_nan=True)
+
+    def otherwise(self, *, mean: bool) -> "_Parted":
+        """The same, were the loss a sum of what is said to be a mean, or the other way round."""
+        rows = self.whole.rows
+        factors = [rows / part.rows if mean else part.rows / rows for part in self.parts]
+        parts = [part.times(by) for part, by in zip(self.parts, factors, strict=True)]
+        return replace(self, parts=parts)
+
+
+def _leaves(found: Tensor) -> Iterator[Tensor]:
+    """The tensors that backward passes leave gradients in."""
+    if found.grad_fn is None:
+        if found.requires_grad:
+            yield found
+        return
+    left, known = [found.grad_fn], set[Any]()
+    while left:
+        node = left.pop()
+        if node in known:
+            continue
+        known.add(node)
+        if (variable := getattr(node, "variable", None)) is not None:
+            yield variable
+        left += [each for each, _ in node.next_functions if each is not None]
+
+
+def _range(outputs: Sequence[Tensor]) -> tuple[float, float]:
+    ends = [end.item() for each in outputs if each.numel() for end in torch.aminmax(each)]
+    return (min(ends), max(ends)) if ends else (0.0, 0.0)
+
+
+def _broadcast(tried: Trial) -> str:
+    """Why rows may meet each other: outputs and targets of other shapes are made to fit."""
+    output, targets = tried.outputs[0], tried.targets
+    if not isinstance(targets, Tensor) or output.shape == targets.shape:
+        return ""
+    try:
+        both = torch.broadcast_shapes(output.shape, targets.shape)
+    except RuntimeError:
+        return ""
+    if not targets.is_floating_point() or both == output.shape:
+        return ""
+    shapes = f"outputs are {tuple(output.shape)} and targets {tuple(targets.shape)}"
+    return (
+        f"{shapes}, which torch broadcasts to {tuple(both)}: give both one shape, as in "
+        "loss=lambda outputs, targets: function(outputs.squeeze(1), targets)"
+    )
