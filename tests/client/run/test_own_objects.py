@@ -218,10 +218,26 @@ def test_a_cluster_reads_what_is_only_iterated(cluster):
     assert found.exact, found
 
 
-def test_what_fails_on_a_rank_is_told_by_its_name(cluster):
+def test_what_mixes_rows_is_refused_before_it_is_run(cluster):
     data = TensorDataset(torch.rand(8, 2), torch.arange(8) % 3)
+    before, run = len(cluster.jobs), experiment(data=(data, data), loss=mixing, metrics=None)
+    text = r"loss .*mixing of 8 rows is .* must not depend on others"
+    for begin in (cluster.train, cluster.verify, lambda one: cluster.jobs.sweep(one, seed=(0, 1))):
+        with pytest.raises(OwnObjectError, match=text):
+            begin(run)
+    assert len(cluster.jobs) == before
+
+
+def few():
+    """A data set that each rank makes."""
+    return TensorDataset(torch.rand(8, 2), torch.arange(8) % 3)
+
+
+def test_what_fails_on_a_rank_is_told_by_its_name(cluster):
+    data = f"{__name__}:few"
+    run = experiment(data=data, loss=mixing, metrics=None, steps=4, epochs=None)
     with pytest.raises(RunError, match=r"loss .*mixing of 8 rows is .* must not depend on others"):
-        cluster.train(experiment(data=(data, data), loss=mixing, metrics=None)).wait()
+        cluster.train(run).wait()
 
 
 def mixing(outputs, targets):

@@ -9,6 +9,7 @@ from contextlib import suppress
 import torch
 
 from workbench.plan.experiment.experiment import Experiment, Loss, Synthetic, TorchData
+from workbench.plan.experiment.task import Text
 from workbench.plan.extension.own import Own
 from workbench.train.data.opening import Dataset, open_for
 from workbench.train.data.own_samples import OwnSamples
@@ -58,8 +59,10 @@ def try_out(experiment: Experiment) -> Seen | None:
 
 
 def _opened(experiment: Experiment, split: str) -> Dataset | None:
-    """A split in this process; for built-in data, labels such as it has. None: it is not here."""
+    """A split in this process; of pictures, labels such as they have. None: it is not here."""
     data, graph = experiment.data, experiment.plan.graph
+    if isinstance(data, Synthetic | Text):
+        return open_for(graph, data, "train", experiment.seed)
     if not isinstance(data, TorchData):
         labels = Synthetic(samples=ROWS, classes=max(2, graph.num_classes))
         with suppress(DataError):  # the model's outputs are no scores of classes
