@@ -9,6 +9,7 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.node import map_aggregate
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._device import _device_constructors
 
@@ -20,6 +21,7 @@ from workbench.layers.draws import Drawn, PlacedDropout, called
 from workbench.layers.embedding import local_embedding
 from workbench.layers.idle import Idle, LayerDtypes, OutputType
 from workbench.layers.local import held, idles, local_module, read_pieces
+from workbench.layers.looked_at import LookedAt, LookedAtFunction, look_at_module
 from workbench.layers.norms import (
     LocalBatchNorm,
     RunningShare,
@@ -28,8 +30,10 @@ from workbench.layers.norms import (
     guard,
     instance_norm,
 )
+from workbench.model.tracing.batch import is_users_function
 from workbench.model.tracing.contexts import Under
 from workbench.model.tracing.draws import Held
+from workbench.model.tracing.python_state import is_own
 from workbench.model.tracing.rewrites.inplace import named_in_place
 from workbench.model.tracing.trace import skeleton
 from workbench.model.tracing.trials.propagation import with_pieces
@@ -196,6 +200,8 @@ class _Cutting:
                 cast(Any, local).inplace = False
             if idle:
                 local = self._idle(layer, local)
+            elif layer.kind == "op" and not layer.random and _is_own(local):
+                look_at_module(local, self._look(layer, node))
             if layer.kind in ("batch_norm", "linear"):  # parts of it are layers of their own
                 for name, part in module.named_children():
                     local.add_module(name, part)
@@ -254,6 +260,18 @@ class _Cutting:
             elif plain != node.target:
                 node.target = plain
                 self._keep_type(node)
+        if is_users_function(node.target) and layer.rows and not layer.random:
+            function = LookedAtFunction(called(self.traced, node), self._look(layer, node))
+            self._call(node, f"{layer.node}_looked_at", function, node.args, node.kwargs)
+
+    def _look(self, layer: Layer, node: torch.fx.Node) -> LookedAt:
+        """Returns what looks at the calls of a layer in the user's own code."""
+        rows = {self._node(name): self.graph.rows_of(name) for name in layer.inputs}
+
+        def of(leaf: Any) -> int:
+            return rows.get(leaf, 0) if isinstance(leaf, torch.fx.Node) else 0
+
+        return LookedAt(layer, map_aggregate((node.args, dict(node.kwargs)), of))
 
     def _on_a_copy(self, node: torch.fx.Node) -> None:
         """Lets an operation in place change a copy: out of place, torch draws other numbers."""
@@ -465,6 +483,12 @@ def _out_of_place(node: torch.fx.Node) -> Any:
     if node.op == "call_method":
         return plain if hasattr(Tensor, plain) else node.target
     return next((getattr(m, plain) for m in (torch, F) if hasattr(m, plain)), node.target)
+
+
+def _is_own(module: nn.Module) -> bool:
+    """Returns whether a module's forward is the user's own code."""
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and is_own(code)
 
 
 def _make_there(module: nn.Module, device: torch.device) -> None:

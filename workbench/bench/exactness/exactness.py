@@ -71,7 +71,8 @@ def run(
         for case in progress.each("cases", cases):
             plan, precision = case.plan.with_batch_norm("synchronized"), case.precision
             try:
-                found.append(cluster.verify(plan, precision=precision, module=case.module))
+                given = dict(precision=precision, module=case.module, steps=2)
+                found.append(cluster.verify(plan, **given))
             except RunError as error:  # out of memory, perhaps; the others continue
                 notes.append(f"{case.name}, {case.label}, {precision}: {error}")
             else:

@@ -156,6 +156,14 @@ def taken(given: object) -> object:
     return Own.of(given)
 
 
+def is_looked_at(count: int) -> bool:
+    """Whether what a person brought is tried again with this call of it, counted from 1.
+
+    The first calls are; later ones ever more seldom, so that a long run costs nothing more.
+    """
+    return count <= 16 or count.bit_count() == 1
+
+
 def digest_of(content: bytes) -> str:
     """What the name of an object's file ends with."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -9,8 +9,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from workbench.model.tracing.python_state import State, Walk, moved
+from workbench.plan.extension.own import is_looked_at
 from workbench.plan.inputs import Input
-from workbench.train.data.reading import DataError, Generators, is_looked_at
+from workbench.train.data.reading import DataError, Generators
 
 Inputs = Tensor | tuple[Tensor, ...]
 """Of each of the model's inputs [rows, *its shape]; of a model that reads one, that tensor."""

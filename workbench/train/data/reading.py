@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from workbench.plan.extension.own import is_looked_at
+
 
 class DataError(ValueError):
     """Data that is not there or does not fit the model; the text says what to do."""
@@ -38,14 +40,6 @@ ANOTHER = (
 
 # Of an epoch that is none: the test split is read alike whenever it is evaluated.
 EVALUATION = -1
-
-
-def is_looked_at(count: int) -> bool:
-    """Whether what a person brought is tried again with this call of it, counted from 1.
-
-    The first calls are; later ones ever more seldom, so that a long run costs nothing more.
-    """
-    return count <= 16 or count.bit_count() == 1
 
 
 class Indexed(Dataset[Any]):

@@ -22,9 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workbench.model.tracing.batch import tensors
 from workbench.model.tracing.python_state import Walk, moved
 from workbench.model.tracing.trials.saved import memory_of
-from workbench.plan.extension.own import OwnObjectError
+from workbench.plan.extension.own import OwnObjectError, is_looked_at
 from workbench.plan.graph import Graph
-from workbench.train.data.reading import Generators, is_looked_at
+from workbench.train.data.reading import Generators
 from workbench.train.loop.own_loss import OwnLoss, Seen
 from workbench.train.loop.trial import Trial
 
