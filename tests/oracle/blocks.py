@@ -107,6 +107,29 @@ ANY = {
         self.register_buffer('{m}', torch.zeros(«(), dtype=torch.long¦1»))
         ---
         «self.{m} += 1¦self.{m}.add_(1)¦self.{m} = self.{m} + 1»""",
+    "state": """
+        self.{m} = «Calls()¦itertools.count()¦[0]¦copy.deepcopy(self)»
+        self.{m}t = nn.Linear(3, 3)
+        ---
+        with torch.no_grad():
+            «for {m} in self.buffers(): {m} += 1¦
+            for {m} in self.parameters(): {m}.data.clamp_(-9, 9)¦
+            torch._foreach_mul_(list(self.{m}t.parameters()), 0.9)¦
+            self.{m}t.load_state_dict(self.{m}t.state_dict())¦
+            self.{m}t._parameters['weight'].copy_(F.normalize(self.{m}t._parameters['weight']))¦
+            if isinstance(self.{m}, itertools.count): x = x * (1 + (next(self.{m}) > 5))¦
+            if isinstance(self.{m}, Calls): x = x * self.{m}.more()¦
+            if isinstance(self.{m}, list): self.{m}[0] += 1»""",
+    "no state": """
+        self.{m} = None
+        self.{m}t = nn.Linear(3, 3)
+        ---
+        with torch.no_grad():
+            «{m} = [p.clone().clamp_(-9, 9) for p in self.parameters()]¦
+            {m} = torch._foreach_mul([p.detach() for p in self.parameters()], 0.9)¦
+            {m} = {{name: p.norm() for name, p in self.{m}t.state_dict().items()}}¦
+            {m} = copy.deepcopy(self.{m}t).load_state_dict(self.{m}t.state_dict())¦
+            if self.{m} is None: self.{m} = x.shape[1]»""",
     "normalize": """
         ---
         x = «F.normalize(x, dim=1)¦F.softmax(x, dim=-1)¦F.layer_norm(x, x.shape[1:])¦

@@ -4,19 +4,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from torch import nn
 
 from tests.oracle.losses import ACCURACY, LOSSES, OF_CLASSES, Own
 from tests.oracle.models import Net
+from tests.oracle.opaque import (
+    DATA,
+    MORE_LOSSES,
+    WRONG_DATA,
+    WRONG_LOSSES,
+    Keyed,
+    Plain,
+    Rows,
+    Streamed,
+)
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.tracing.trace import trace
 from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment import experiment as experiments
-from workbench.plan.experiment.experiment import Experiment, Synthetic
+from workbench.plan.experiment.experiment import Experiment, Synthetic, TorchData
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
+from workbench.train.data.opening import open_data
 
 REFUSALS = (ModelError, TraceError, PlanError, ExperimentError)
 CLASSES = 3
@@ -59,13 +71,15 @@ class Cut:
 class Run:
     """An experiment but for its plan; `optimizer`, `sync` and others as they are written.
 
-    The loss is the name of one of `LOSSES`; None: cross-entropy.
+    The loss is the name of one of `LOSSES` or of those in `opaque.py`; None: cross-entropy. So is
+    the data; None: synthetic.
     """
 
     batch_size: int = 6
     samples: int = 16
     steps: int = 2
     loss: str | None = None
+    data: str | None = None
     optimizer: str = "SGD(lr=0.1)"
     sync: str = "Synchronous()"
     precision: str = "fp64"
@@ -82,14 +96,38 @@ class Run:
     @property
     def own(self) -> Own | None:
         """Its own loss."""
-        return None if self.loss is None else (LOSSES | OF_CLASSES)[self.loss]
+        known = LOSSES | OF_CLASSES | MORE_LOSSES | WRONG_LOSSES
+        return None if self.loss is None else known[self.loss]
+
+    def rows(self, graph: Graph, split: Literal["train", "test"]) -> Rows:
+        """Samples and labels of a split, as they lie in it."""
+        synthetic = Synthetic(samples=self.samples, classes=CLASSES)
+        tokens = graph.scores_tokens
+        data = open_data(synthetic, graph.inputs, graph.num_classes, split, per_token=tokens)
+        xs, ys = data.batch(torch.arange(len(data)))
+        return list(zip(xs, ys, strict=True))
+
+    def data_of(self, graph: Graph) -> TorchData | Synthetic:
+        """What the experiment gets."""
+        if self.data is None:
+            return Synthetic(samples=self.samples, classes=CLASSES)
+        own = (DATA | WRONG_DATA)[self.data]
+        train, test = self.rows(graph, "train"), self.rows(graph, "test")
+        kind = Keyed if own.keyed else Streamed if own.is_stream else Plain
+        return TorchData(
+            train=own.kind(train),
+            test=kind(test),
+            collate=None if own.collate is None else own.collate(),
+            samples=(len(train) - own.short, len(test)) if own.is_stream else None,
+            **(dict(inputs="x", targets="y") if own.keyed else {}),
+        )
 
     def of(self, plan: Plan) -> Experiment:
         own = self.own
         return Experiment(
             plan=plan,
-            data=Synthetic(samples=self.samples, classes=CLASSES),
-            loss=None if own is None else own.value,
+            data=self.data_of(plan.graph),
+            loss=None if own is None else own.for_experiment(plan.graph.source.module),
             metrics=None if own is None or own.ignored is not None else ACCURACY,
             batch_size=self.batch_size,
             steps=self.steps,

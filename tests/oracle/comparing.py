@@ -14,12 +14,15 @@ from tests.oracle.compared import Compared, cut_of
 from tests.oracle.draws import NotSpecifiedError
 from tests.oracle.expected import Expected
 from tests.oracle.running import Leg, Ranks, Seen, on
+from workbench.client.run.trying import try_out
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
     Experiment,
 )
+from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.plan import Plan
 from workbench.train.checkpoint.checkpoint import state_dict
+from workbench.train.data.reading import DataError
 from workbench.train.loop.requests import RunRequests
 
 # One may move by chance as little as nothing does.
@@ -56,9 +59,12 @@ def judged(case: Case, ranks: Ranks) -> Verdict:
     except Exception as error:
         return Verdict("wrong", f"bare {type(error).__name__} before it runs: {error}")
     try:
-        if Experiment.from_toml(experiment.to_toml()) != experiment:
+        if case.run.data is None and Experiment.from_toml(experiment.to_toml()) != experiment:
             return Verdict("wrong", "the experiment is another one when it is read again")
+        try_out(experiment)
         expected = Expected(case, experiment, after)
+    except (OwnObjectError, DataError) as error:
+        return _refused(error)
     except REFUSALS as error:
         return Verdict("wrong", f"the experiment cannot be read again: {error}")
     except NotSpecifiedError as error:
@@ -81,12 +87,16 @@ def judged(case: Case, ranks: Ranks) -> Verdict:
                 return Verdict("invalid", "torch's own result is decided by rounding")
         except Exception as error:
             said = str(error).strip().splitlines() or [""]
+            if late := LATE.search(f"{type(error).__name__}: {said[0]}"):
+                return _refused(ValueError(late.group(2)))
             return Verdict("wrong", f"{type(error).__name__} while it runs: {said[0][:500]}")
     return Verdict("wrong", "; ".join(differences[:6])) if differences else Verdict("equal")
 
 
+# What ranks say of what a user brought, when they look again.
+LATE = re.compile(r"\b(OwnObject|Data|Trace|Experiment)Error: (.*)")
 # Where it is: a line, a layer, or a field; and what to do: a verb that says so.
-PLACE = re.compile(r"<net \w+>:\d+|layer '|'\w+(\.\w+)*'|^\w+: ")
+PLACE = re.compile(r"<net \w+>:\d+|layer '|'\w+(\.\w+)*'|^\w+: |^loss |^(train|test) data ")
 REMEDY = re.compile(
     r"\b(use|build|keep|give|name|put|write|return|declare|call|make|pass|register|take|draw|set|"
     r"choose|valid|instead|rename|train|freeze|leave|say|built)\b"

@@ -1,7 +1,9 @@
 """What one process computes of a case, in plain torch."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,8 @@ from torch import Tensor, nn
 
 from tests.oracle import oracle
 from tests.oracle.cases import Case, optimizer_of, scheduler_of
-from tests.oracle.losses import Own
+from tests.oracle.losses import Given
+from tests.oracle.opaque import DATA, WRONG_DATA, Data, seed_all
 from tests.oracle.oracle import Batch, Loss, Step, Task, of_labels
 from workbench.plan.experiment.experiment import (
     Experiment,
@@ -148,7 +151,7 @@ class Expected:
         return Task(
             optimizer=optimizer_of(experiment),
             outputs=case.net.outputs,
-            loss=mean_loss if own is None else own_loss(own),
+            loss=mean_loss if own is None else own_loss(own.for_one_process(self.module)),
             share=None if own is None else own.share,
             ignored=None if own is None else own.ignored,
             batches=batches,
@@ -184,12 +187,12 @@ def mean_loss(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
     return loss
 
 
-def own_loss(own: Own) -> Loss:
+def own_loss(of_rows: Callable[[Given, Tensor], Tensor]) -> Loss:
     """A loss of tests/oracle/losses.py, which gets the one output alone where it is one."""
 
     def mean(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
         wide = widened(outputs)
-        return own.mean(wide[0] if len(wide) == 1 else wide, labels)
+        return of_rows(wide[0] if len(wide) == 1 else wide, labels)
 
     return mean
 
@@ -201,7 +204,9 @@ def widened(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def _batches(
     case: Case, experiment: Experiment, after: Experiment
 ) -> tuple[list[Batch], tuple[Tensor, Tensor]]:
-    """The rows of every step and of the evaluation, from the public data set."""
+    """The rows of every step and of the evaluation."""
+    if case.run.data is not None:
+        return _own_batches(case, experiment, after, (DATA | WRONG_DATA)[case.run.data])
     shape, classes = case.net.shape, experiment.plan.graph.num_classes
     data, test = (
         open_data(
@@ -221,6 +226,46 @@ def _batches(
         ranks = tuple(map(plan.rows_of, counts))
         found.append(Batch(*data.batch(order), ranks, _rows_evaluated(plan, experiment, len(test))))
     return found, test.batch(torch.arange(len(test)))
+
+
+def _own_batches(
+    case: Case, experiment: Experiment, after: Experiment, own: Data
+) -> tuple[list[Batch], tuple[Tensor, Tensor]]:
+    """As a plain loop reads a data set of one's own, and collates what it has read."""
+    run, graph = case.run, experiment.plan.graph
+    rows, test = (run.rows(graph, split) for split in ("train", "test"))
+    data, collate = own.made(rows)
+    length, found, coming = len(rows) - own.short, [], iter(())
+    steps = -(-length // run.batch_size)
+
+    def batch(samples: list[Any]) -> tuple[Tensor, Tensor]:
+        made = collate(samples)
+        return (made["x"], made["y"]) if own.keyed else made
+
+    for step in range(run.steps):
+        epoch, first = divmod(step, steps)
+        if first == 0 and hasattr(data, "set_epoch"):
+            data.set_epoch(epoch)
+        seed = None if own.is_stream else run.seed
+        order = rows_of_step(length, run.batch_size, seed, step).tolist()
+        with torch.random.fork_rng(devices=()):
+            if own.is_stream:
+                coming = iter(data) if first == 0 else coming
+                samples = list(islice(coming, len(order)))
+            else:
+                samples = [read(data, run.seed, epoch, index) for index in order]
+            made = batch(samples)
+        plan = (experiment if step == 0 or case.way in ("straight", "again") else after).plan
+        counts = filter(None, apportion(len(order), (1,) * run.accumulate))
+        evaluated = _rows_evaluated(plan, experiment, len(test))
+        found.append(Batch(*made, tuple(map(plan.rows_of, counts)), evaluated))
+    return found, own.made(test)[1]([*test])
+
+
+def read(data: Any, seed: int, epoch: int, index: int) -> Any:
+    """One sample, while whose reading random numbers follow from its place."""
+    seed_all(seed, epoch, index)
+    return data[index]
 
 
 def _rows_evaluated(plan: Plan, experiment: Experiment, count: int) -> tuple[tuple[int, ...], ...]:

@@ -6,7 +6,7 @@ plain generator of random numbers where each case is to be independent of all ot
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from tests.oracle import blocks
 from tests.oracle.cases import CLASSES, REFUSALS, Case, Cut, Run, graph_of
 from tests.oracle.losses import LOSSES
 from tests.oracle.models import Net
+from tests.oracle.opaque import DATA, MORE_LOSSES, WRONG_DATA, WRONG_LOSSES
 from workbench.plan.graph import Graph
 from workbench.plan.placement.schemes import schemes_of
 
@@ -32,7 +33,7 @@ BY_NDIM = {
     4: blocks.VOLUMES,
 }
 # These are mostly refused, by right: a few are enough.
-RARE = ("mixing", "counter", "functional norm", "instance norm with statistics")
+RARE = ("mixing", "counter", "state", "functional norm", "instance norm with statistics")
 SELDOM = 12
 MOST_ELEMENTS = 400
 _CHOICE = re.compile(r"«([^«»]*)»")
@@ -286,5 +287,11 @@ def _run(dice: Dice, world: int) -> Run:
         seed=dice.one((0, 1, 2, 3)),
         checkpoint_every=dice.one((None, None, 1, 2)),
         evaluate_every=dice.one((None, None, 1, 2)),
-        loss=dice.one((*[None] * 6, *LOSSES)),
+        loss=_opaque(dice, (*[None] * 7, *LOSSES, *MORE_LOSSES), WRONG_LOSSES),
+        data=_opaque(dice, (*[None] * 30, *DATA), WRONG_DATA),
     )
+
+
+def _opaque(dice: Dice, right: Sequence[str | None], wrong: Mapping[str, Any]) -> str | None:
+    """Seldom one that is to be refused."""
+    return dice.one(right) if dice.one(range(SELDOM * 12)) else dice.one(sorted(wrong))

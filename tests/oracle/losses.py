@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.oracle.oracle import of_labels
 from workbench.plan.experiment.experiment import CrossEntropy, Loss, Metric
@@ -24,12 +25,23 @@ class Own:
         mean: of some rows, each by its weight.
         share: (labels of some rows, labels of the batch) -> what their mean counts in the batch's.
         ignored: the label that counts neither in it nor in the accuracy, which has no metric then.
+        make: makes the function for a model, instead of value and mean; None: these are there.
     """
 
-    value: Loss | CrossEntropy
+    value: Loss | CrossEntropy | None
     mean: Callable[[Given, Tensor], Tensor]
     share: Callable[[Tensor, Tensor], float]
     ignored: int | None = None
+    make: Callable[[nn.Module], Any] | None = None
+
+    def for_experiment(self, model: nn.Module) -> Loss | CrossEntropy | None:
+        return self.value if self.make is None else Loss(self.make(model))
+
+    def for_one_process(self, model: nn.Module) -> Callable[[Given, Tensor], Tensor]:
+        if self.make is None:
+            return self.mean
+        function = self.make(model)
+        return lambda outputs, labels: function(outputs, labels).mean()
 
 
 def rows_of(outputs: Given, labels: Tensor, **options: float) -> Tensor:
@@ -84,7 +96,7 @@ def share_of_hits(sums: Tensor) -> float:
 ACCURACY = {"accuracy": Metric(hits, result=share_of_hits)}
 
 
-def _by_rows(some: Tensor, every: Tensor) -> float:
+def by_rows(some: Tensor, every: Tensor) -> float:
     return len(some) / len(every)
 
 
@@ -127,7 +139,7 @@ def share_of_classes(some: Tensor, every: Tensor) -> float:
 
 
 LOSSES = {
-    "smoothed": Own(Loss(smoothed), smoothed, _by_rows),
+    "smoothed": Own(Loss(smoothed), smoothed, by_rows),
     "summed": Own(
         Loss(focal, reduction="sum"), lambda o, y: focal(o, y).mean(), lambda some, _: len(some)
     ),

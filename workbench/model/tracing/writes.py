@@ -61,6 +61,9 @@ class ModelFakes(FakeTensorMode):
         finally:
             self._allowed = frozenset()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ModelFakes":
+        return self  # of copies that a model makes of its own parts
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Mapping[str, Any] = _NONE
     ) -> Any:
