@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from workbench.model.errors import TraceError
-from workbench.model.tracing.batch import versions, written_since
+from workbench.model.tracing.batch import tensors, versions, written_since
 from workbench.model.tracing.proxy import Sizes
 from workbench.model.tracing.python_state import PLAIN, State, Walk, moved
 
@@ -186,7 +186,7 @@ def show_no_state(structure: nn.Module, first: Pass, trace: Callable[[nn.Module]
     again_changed = {
         key: second.after[key] for key, was in changed.items() if _moves(was, second.after[key])
     }
-    if again_changed or operations(second.graph) != operations(first.graph):
+    if again_changed or _read(second.graph) != _read(first.graph):
         raise TraceError(_state(_names(again_changed, changed) or names))
 
 
@@ -230,6 +230,20 @@ def _moves(was: Attribute, now: Attribute) -> bool:
 
 def _plain(state: State) -> State:
     return {name: value for name, value in state.items() if isinstance(value, PLAIN)}
+
+
+def _read(graph: torch.fx.Graph) -> list[tuple[Any, ...]]:
+    """Each operation with its arguments, whatever its name is, without sizes that nobody reads."""
+    live = {n for n in graph.nodes if n.op == "output" or tensors(n.meta["values"][0])}
+    for node in reversed(graph.nodes):
+        if node in live:
+            live.update(node.all_input_nodes)
+    places = {node: place for place, node in enumerate(n for n in graph.nodes if n in live)}
+
+    def placed(node: Node) -> Any:
+        return ("node", places[node])
+
+    return [(node.op, node.target, map_arg((node.args, node.kwargs), placed)) for node in places]
 
 
 def _stale(proxy: Proxy) -> Any:

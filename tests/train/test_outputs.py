@@ -1,0 +1,157 @@
+"""A loss gets what the module returns, in the module's own order and by its own keys."""
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+from torch.utils.data import TensorDataset
+
+from tests.layers.nets import piece_of
+from workbench.comm.groups.world import World
+from workbench.model.errors import ModelError
+from workbench.model.tracing.trace import trace
+from workbench.model.weights.initial import initialize
+from workbench.plan.errors import PlanError
+from workbench.plan.experiment.experiment import SGD, Experiment, Metric
+from workbench.plan.plan import Plan
+from workbench.train.loop.scoring import evaluate
+from workbench.train.loop.state import RankState, group_specs_of
+
+torch.manual_seed(0)
+DATA = TensorDataset(torch.randn(24, 6).double(), torch.arange(24) % 3)
+STEPS, ROWS = 3, 24
+
+
+class Heads(nn.Module):
+    """Two heads, and what a subclass returns of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 2), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.body(x).tanh()
+        return self.returned(h, self.first(h), self.second(h))
+
+
+class Reversed(Heads):
+    returned = staticmethod(lambda h, first, second: (first, second))
+
+
+class Among(Heads):
+    returned = staticmethod(lambda h, first, second: (h, first, h.abs(), second))
+
+
+class Keyed(Heads):
+    returned = staticmethod(lambda h, first, second: {"b": first, "a": second, "h": h})
+
+
+class Alone(Heads):
+    returned = staticmethod(lambda h, first, second: {"scores": second, "h": h})
+
+
+def of_two(outputs, labels):
+    first, second = outputs
+    assert first.shape[1] == 2
+    return F.cross_entropy(second, labels, reduction="none") + 0.1 * first.square().mean(1)
+
+
+def of_keys(outputs, labels):
+    assert set(outputs) == {"a", "b"}
+    return of_two((outputs["b"], outputs["a"]), labels)
+
+
+def of_one_key(outputs, labels):
+    return F.cross_entropy(outputs["scores"], labels, reduction="none")
+
+
+CASES = {
+    "the prediction comes last": (Reversed, ("auxiliary", "prediction"), of_two),
+    "among unused ones": (Among, ("unused", "auxiliary", "unused", "prediction"), of_two),
+    "by keys": (Keyed, {"a": "prediction", "b": "auxiliary"}, of_keys),
+    "by one key": (Alone, {"scores": "prediction"}, of_one_key),
+}
+
+
+def without_unused(outputs, roles):
+    """What the loss is said to get of what a module returns."""
+    if isinstance(roles, dict):
+        return {name: outputs[name] for name in roles}
+    return tuple(one for one, role in zip(outputs, roles, strict=True) if role != "unused")
+
+
+def script(net, roles, loss):
+    model = deepcopy(net).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, labels = DATA.tensors
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss(without_unused(model(inputs), roles), labels).mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        figure = loss(without_unused(model(inputs), roles), labels).mean()
+    return {name: p.detach() for name, p in model.named_parameters()}, figure.item()
+
+
+def on_a_rank(world: World, run: Experiment, weights: Path):
+    groups = world.groups(group_specs_of(run.plan))
+    state = RankState.start(run, world, groups, weights, None)
+    for step in range(run.steps):
+        state.stepper.run(step)
+        state.stepper.update()
+    pieces = {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
+    given = state.test_data, 5, state.everyone, world.device, state.stepper.dtype, state.scoring
+    return pieces, evaluate(state.model, *given)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loss_and_a_metric_get_what_the_module_returns(on_ranks, tmp_path, name):
+    kind, roles, loss = CASES[name]
+    net = kind()
+    graph = trace(net, input_shape=(6,), outputs=roles)
+    plan = Plan.data_parallel(graph, 2, (2, 1))
+    plan = plan.with_layer("second", scheme="shard_out", group_size=2, shares=(2, 1))
+    run = Experiment(
+        plan=plan,
+        data=(DATA, DATA),
+        loss=loss,
+        metrics={"again": Metric(loss)},
+        batch_size=ROWS,
+        steps=STEPS,
+        optimizer=SGD(lr=0.1),
+        precision="fp64",
+    )
+    expected, figure = script(net, roles, loss)
+    weights = initialize(graph, 0, tmp_path, module=net)
+    for rank, (pieces, evaluation) in enumerate(on_ranks(2, on_a_rank, run, weights)):
+        for weight, piece in pieces.items():
+            mine = piece_of(plan, weight, expected[weight], rank)
+            assert_close(piece, mine, rtol=1e-10, atol=1e-12)
+        assert (evaluation["loss"], evaluation["again"]) == pytest.approx((figure, figure))
+    assert Plan.from_toml(plan.to_toml()).graph.keys == graph.keys
+
+
+def test_the_prediction_is_the_first_for_the_library_itself():
+    kind, roles, _ = CASES["the prediction comes last"]
+    graph = trace(kind(), input_shape=(6,), outputs=roles)
+    assert (graph.outputs, graph.num_classes, graph.keys) == (("second", "first"), 3, (1, 0))
+    assert graph.arranged(graph.outputs) == ("first", "second")
+
+
+def test_one_tensor_stays_one():
+    graph = trace(nn.Linear(6, 3), input_shape=(6,))
+    assert graph.keys == ()
+    assert graph.arranged(["scores"]) == "scores"
+
+
+@pytest.mark.parametrize("keys", ["[0]", "[0, 0]", "[0, 2]", '["a"]', '["a", 1]', '["a", "a"]'])
+def test_a_text_with_other_keys_is_refused(keys):
+    kind, roles, _ = CASES["the prediction comes last"]
+    text = Plan.data_parallel(trace(kind(), input_shape=(6,), outputs=roles), 1).to_toml()
+    assert "keys = [1, 0]" in text
+    with pytest.raises((PlanError, ModelError), match=r"keys|changed by hand"):
+        Plan.from_toml(text.replace("keys = [1, 0]", f"keys = {keys}"))
