@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache, partial
-from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import CodeType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -149,9 +149,9 @@ class Walk:
             self._state[name] = repr(value.get_state(legacy=False))
         elif isinstance(value, torch.Generator):
             self._state[name] = _content(value.get_state(), 0)
-        elif isinstance(value, MethodType):
+        elif getattr(value, "__self__", None) is not None:  # a method, also of what is made in C
             self._add(name, value.__self__)
-            self._add(name, value.__func__)
+            self._add(name, getattr(value, "__func__", None))
         elif isinstance(value, partial):
             for part in (value.func, value.args, value.keywords):
                 self._add(name, part)
