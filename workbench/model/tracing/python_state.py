@@ -151,7 +151,7 @@ class Walk:
             self._state[name] = _content(value.get_state(), 0)
         elif getattr(value, "__self__", None) is not None:  # a method, also of what is made in C
             self._add(name, value.__self__)
-            self._add(name, getattr(value, "__func__", None))
+            self._add(f"{name}()", getattr(value, "__func__", None))
         elif isinstance(value, partial):
             for part in (value.func, value.args, value.keywords):
                 self._add(name, part)
