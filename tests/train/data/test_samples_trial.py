@@ -44,7 +44,7 @@ class Changing(TensorDataset):
     [np.random.default_rng(0).random, random.Random(0).random, itertools.count().__next__],
 )
 def test_a_sample_that_differs_from_read_to_read(draw):
-    with pytest.raises(DataError, match=r"sample 0 \(reading changes it\.draw\) is another one"):
+    with pytest.raises(DataError, match="sample 0 is another one when it is read again"):
         tried(Changing(draw))
 
 
