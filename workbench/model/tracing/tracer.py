@@ -40,7 +40,7 @@ from workbench.model.tracing.batch import (
 from workbench.model.tracing.contexts import Context, Under, autocast_watched, modes
 from workbench.model.tracing.decisions import decided_alike
 from workbench.model.tracing.draws import dims_of
-from workbench.model.tracing.failure import OF_ANOTHER_TRACE, Refused, noted
+from workbench.model.tracing.failure import MAX_NORM, OF_ANOTHER_TRACE, Refused, noted
 from workbench.model.tracing.inputs import KNOWN, parameters_of, without_objects
 from workbench.model.tracing.kept import Attributes, Pass, attributes_of, refuse_set, show_no_state
 from workbench.model.tracing.lost import line_of_model, refuse_backward_hooks
@@ -461,8 +461,9 @@ class ValueTracer(torch.fx.Tracer):
         changed = were != [tensor._version for tensor in held]
         changed = changed and not isinstance(module, _BatchNorm)
         if changed or (ran.written and self._changes_what_was_read(memory_of(ran.written))):
-            name = target if module is None else type(module).__name__
-            raise TraceError(f"{getattr(name, '__name__', name)} changes {_STATE}")
+            name = getattr(target, "__name__", target) if module is None else type(module).__name__
+            looks_up = name in ("Embedding", "EmbeddingBag", "embedding", "embedding_bag")
+            raise TraceError(f"{name} changes {MAX_NORM if looks_up else _STATE}")
         return ran
 
     def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
