@@ -88,12 +88,41 @@ def test_jobs_of_the_past_are_runs_too(cluster, experiment):
     assert again.metrics.equals(run.metrics)
     assert again.evaluation == run.evaluation
     assert again.checkpoint == run.checkpoint
-    assert run.id in [each.id for each in cluster.jobs]
+    listed = next(each for each in cluster.jobs if each.id == run.id)
+    assert listed.state == "finished"
+    assert listed.metrics.equals(run.metrics)
     assert len(cluster.jobs) == len(cluster.jobs.table())
     assert "finished" in repr(cluster.jobs)
     assert "<table>" in cluster.jobs._repr_html_()
     with pytest.raises(KeyError, match="no job 9999"):
         cluster.jobs[9999]
+
+
+@pytest.mark.slow
+def test_what_has_made_all_steps_goes_on_with_more_steps_only(cluster, experiment):
+    jobs = cluster.jobs
+    run = jobs.submit(experiment, module=NET).wait(LONG_S)
+    for go_on in (
+        run.resume,
+        jobs[run.id].resume,
+        lambda: jobs.resume(run),
+        lambda: jobs.submit(experiment, module=NET, resume=run),
+        lambda: jobs.submit(experiment, module=NET, resume=run.directory),
+    ):
+        with pytest.raises(ClusterError, match=r"all .*steps .*are done.*replace\(steps="):
+            go_on()
+    more = jobs.submit(experiment.replace(steps=22), module=NET, resume=run).wait(LONG_S)
+    assert more.metrics["step"].tolist() == [20, 21]
+
+
+@pytest.mark.slow
+def test_a_listed_run_that_was_stopped_goes_on(cluster, experiment):
+    run = cluster.jobs.submit(experiment.replace(steps=400), module=NET)
+    assert until(lambda: bool(run.rows), LONG_S, 0.005)
+    assert run.stop() or run.wait(LONG_S).state == "stopped"
+    listed = next(each for each in cluster.jobs if each.id == run.id)
+    assert listed.resume().wait(LONG_S).state == "finished"
+    assert listed.metrics["step"].tolist() == list(range(400))
 
 
 def test_what_can_never_run_is_refused(cluster, experiment):

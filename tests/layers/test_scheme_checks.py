@@ -1,5 +1,7 @@
 """The checks of schemes: the built-in ones pass, and each check finds what it is for."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -115,9 +117,25 @@ class Elsewhere(ShardIn):
         return module
 
 
+class ColumnsOfRows(Columns):
+    """Wrong for matrices that lie the other way."""
+
+    def holds(self, layer, weight, division, read):
+        return super().holds(replace(layer, transposed=False), weight, division, read)
+
+
+class RowsOfColumns(Rows):
+    """Wrong for matrices that lie the other way."""
+
+    def holds(self, layer, weight, division, read):
+        return super().holds(replace(layer, transposed=False), weight, division, read)
+
+
 @pytest.mark.parametrize(
     ("scheme", "failing"),
     [
+        (ColumnsOfRows(), "outputs are those"),
+        (RowsOfColumns(), "outputs are those"),
         (Overlapping(), "takes a layer"),
         (Unsummed(), "gradients of the input"),
         (OtherSlice(), "outputs are those"),

@@ -1,3 +1,4 @@
+import threading
 import warnings
 
 import pytest
@@ -147,3 +148,34 @@ def test_what_cannot_be_kept_as_it_is_is_refused_by_name(given, says):
 def test_a_module_given_in_float64_has_one_precision():
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double()
     assert {held.dtype for held in structure(module).parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("held", "kind"),
+    [
+        (threading.Lock(), "lock"),
+        ({"inner": [threading.Lock()]}, "dict"),
+        ((i for i in "ab"), "generator"),
+    ],
+)
+def test_an_attribute_that_cannot_be_copied_is_named(held, kind):
+    model = nn.Sequential(nn.Linear(4, 3))
+    model[0].handle = held
+    model.method = model[0].extra_repr  # a method of a part that cannot be copied is not the cause
+    with pytest.raises(TraceError, match=rf"cause is its attribute '0.handle' \({kind}\): hold"):
+        structure(model)
+
+
+LOCK = threading.Lock()
+
+
+class Locked(nn.Linear):
+    lock = threading.Lock()
+
+    def forward(self, x):
+        with LOCK, self.lock:
+            return super().forward(x)
+
+
+def test_what_is_no_attribute_of_the_instance_is_not_copied():
+    assert trace(Locked(4, 3), input_shape=(4,)).num_classes == 3

@@ -7,16 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
 from workbench.client.engines import Engines
 from workbench.client.loggers.logger import Logs, loggers
 from workbench.client.records.environment import Environment
+from workbench.client.run import waiting
 from workbench.client.run.job import Job
 from workbench.client.run.own_objects import kept
-from workbench.client.run.run import Run
+from workbench.client.run.past import PastRun
+from workbench.client.run.run import Run, State
 from workbench.client.run.submitting import Weights, checkpoint_of, on_ranks, request
 from workbench.client.run.trying import try_out
 from workbench.client.sweep import Sweep, results, variations
@@ -25,7 +27,7 @@ from workbench.plan.display.markup import Markup, element
 from workbench.plan.experiment.experiment import Experiment
 from workbench.store import messages, run_folder
 from workbench.store.errors import ClusterError, StoreError
-from workbench.store.record import JobRecord
+from workbench.store.record import RUN_STATES, JobRecord
 from workbench.train.loop.requests import RunRequests
 
 if TYPE_CHECKING:
@@ -246,13 +248,25 @@ class Jobs:
         experiment = RunRequests(directory).in_force(
             messages.unpack(record.packed, self._engines.link.key)
         )
-        return self._run(experiment, directory, record.id)
+        run = self._run(experiment, directory, record.id)
+        if record.has_ended:
+            waiting.follow(run, None, False)
+        return run
 
     def __iter__(self) -> Iterator[Run]:
-        return (self[record.id] for record in self.records)
+        """Yields all runs; one that has ended is read when more than its state is needed."""
+        return (self._past(one) if one.has_ended else self[one.id] for one in self.records)
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def _past(self, record: JobRecord) -> Run:
+        """Returns the run of a job that has ended, without reading it."""
+        state = cast(State, RUN_STATES.get(record.state, record.state))
+        directory, read = Path(record.directory), partial(self.__getitem__, record.id)
+        run = PastRun(record.id, directory, state, read)
+        self._engines.followers.add(run)
+        return run
 
     def _run(self, experiment: Experiment, directory: Path, number: int) -> Run:
         """A run that follows a job, and keeps its cluster while that goes on."""

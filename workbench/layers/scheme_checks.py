@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from workbench.layers.idle import Idle
 from workbench.layers.local import held, idles, local_module
+from workbench.model.tracing.rewrites.linears import TransposedLinear
 from workbench.model.tracing.trace import trace
 from workbench.plan.errors import PlanError
 from workbench.plan.extension.extension import Check
@@ -39,10 +40,21 @@ GROUPS = (2, 3, 4)
 _ROWS = 3
 _TOLERANCE = 1e-10
 
+
+def _transposed(features: int) -> nn.Module:
+    """A linear layer whose matrix is [in_features, out_features], as GPT-2's; a square one.
+
+    A scheme that ignores `Layer.transposed` makes a plan for it, and computes something else.
+    """
+    weight = nn.Parameter(torch.randn(features, features))
+    return TransposedLinear(weight, nn.Parameter(torch.randn(features)))
+
+
 # Small layers of many kinds: a module, and the shape of one sample.
 _SMALL: tuple[tuple[Callable[[], nn.Module], Shape], ...] = (
     (lambda: nn.Linear(12, 8), (12,)),
     (lambda: nn.Linear(12, 8, bias=False), (5, 12)),
+    (lambda: _transposed(12), (5, 12)),
     (lambda: nn.Conv1d(4, 8, 3, padding=1), (4, 6)),
     (lambda: nn.Conv2d(4, 8, 3, padding=1), (4, 5, 5)),
     (lambda: nn.Conv2d(8, 8, 3, groups=4), (8, 5, 5)),

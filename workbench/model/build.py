@@ -162,7 +162,25 @@ def with_tensors(module: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Modu
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:
-        raise TraceError(f"{type(module).__name__} cannot be copied: {error}") from error
+        cause = _cause(module)
+        raise TraceError(f"{type(module).__name__} cannot be copied: {error}{cause}") from error
+
+
+def _cause(module: nn.Module) -> str:
+    """Names the attribute that keeps a module from being copied, and a remedy."""
+    parts = dict(module.named_modules())
+    shared = {id(held): held for held in (*parts.values(), *_tensors(module))}
+    for path, part in parts.items():
+        for name, value in vars(part).items():
+            try:
+                copy.deepcopy(value, dict(shared))
+            except Exception:
+                held = f"{path}.{name}".lstrip(".")
+                return (
+                    f". The cause is its attribute {held!r} ({type(value).__name__}): hold it in a "
+                    "global or in an attribute of the class, or delete it before tracing"
+                )
+    return ""
 
 
 def code_of(module: nn.Module) -> bytes | None:

@@ -81,7 +81,10 @@ class Commands:
         if job.kind != "train":
             raise ClusterError(f"{job.name} cannot be resumed: only training can")
         if job.state == "finished":
-            raise ClusterError(f"all steps of {job.name} are done")
+            raise ClusterError(
+                f"all steps of {job.name} are done; for more of them, "
+                "cluster.train(run.experiment.replace(steps=...), resume=run)"
+            )
         fresh = {"requested": "", "error": None, "ended_at": None, "reason": ""}
         if job.state in ACTIVE:
             # One that is about to be paused waits for engines then, instead of for people.

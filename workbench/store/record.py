@@ -21,6 +21,8 @@ JobState = Literal[
     "parked",
 ]
 ENDED: frozenset[JobState] = frozenset(("finished", "stopped", "failed", "cancelled", "parked"))
+RUN_STATES: Mapping[JobState, str] = {"cancelled": "stopped", "parked": "failed"}
+"""States of jobs that have other names as the state of a run."""
 ACTIVE: frozenset[JobState] = frozenset(("starting", "running", "stopping"))
 """States of jobs that hold engines."""
 

@@ -34,6 +34,25 @@ class Whole(wb.extend.Scheme):
         return wb.extend.Shard(1, division.sizes)
 
 
+class Stuck(Tree):
+    """Every rank waits for the one before it."""
+
+    def rounds(self, flat, members, me):
+        if len(members) > 1:
+            room = torch.empty_like(flat)
+            yield wb.extend.MessageRound(receives=((members[me - 1], room),))
+        yield from super().rounds(flat, members, me)
+
+
+class Unwell(Tree):
+    """Fails on the ranks of a cluster alone."""
+
+    def rounds(self, flat, members, me):
+        if torch.distributed.is_initialized():
+            raise ValueError("unwell")
+        yield from super().rounds(flat, members, me)
+
+
 class Nothing(wb.extend.Rule):
     """Makes no plan."""
 
@@ -61,6 +80,19 @@ def test_each_kind_has_its_checks(cluster, given, kind, ok):
     assert len(frame) == len(found.checks) >= 3
     assert found.checks[0].what in found._repr_html_()
     assert found.checks[0].what in str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "last", "said"),
+    [(Stuck(), "the sum is its own adjoint", "rank 0 waits"), (Unwell(), "runs", "unwell")],
+)
+def test_what_does_not_run_is_reported(cluster, given, last, said):
+    """After a deadlock in one process, engines would wait for the same."""
+    found = wb.check_extension(given, cluster)
+    assert found.checks[-1].what.startswith(last)
+    assert not found.checks[-1].ok
+    assert said in found.checks[-1].said
 
 
 def test_what_extends_nothing_is_refused():

@@ -13,7 +13,7 @@ from tests.store.test_messages import experiment
 from workbench.client.run.run import Run
 from workbench.plan import Plan
 from workbench.plan.experiment.measured import COLUMNS
-from workbench.store.errors import Diverged, RunError
+from workbench.store.errors import ClusterError, Diverged, RunError
 
 
 def test_a_run_starts_runs_and_finishes(start, tmp_path):
@@ -274,3 +274,9 @@ def test_the_rich_form_has_a_line_for_each_rank(start):
     assert html.count("<tr>") == 3
     assert "0.5 samples/s" in html
     assert "<script" not in html
+
+
+def test_weights_of_a_run_without_a_checkpoint(start):
+    run = start(Job(None)).wait(LONG_S)
+    with pytest.raises(ClusterError, match="has no checkpoint: a run leaves one every"):
+        run.state_dict()

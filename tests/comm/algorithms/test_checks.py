@@ -1,9 +1,12 @@
 """Each check of an algorithm fails for one that does just that wrong."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.own_sums import Star, Tree
+from workbench.comm.algorithms.algorithm import Algorithm
 from workbench.comm.algorithms.checks import checks_of
 from workbench.comm.algorithms.exchange import MessageRound
 from workbench.comm.algorithms.flat import FLAT
@@ -14,7 +17,7 @@ from workbench.comm.algorithms.flat import FLAT
 def test_right_ones_pass(algorithm):
     found = checks_of(algorithm)
     assert all(check.ok for check in found), found
-    assert len(found) == (9 if algorithm.takes_codec else 5)
+    assert len(found) == (10 if algorithm.takes_codec else 6)
 
 
 class Twice(Tree):
@@ -83,8 +86,20 @@ class Undecoded(Star):
             flat.copy_(exact)
 
 
+class Stating(Tree):
+    """States so many times the additions that it makes."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def rounds(self, flat, members, me):
+        for one in super().rounds(flat, members, me):
+            yield replace(one, additions=self.times * one.additions)
+
+
 FIT, SUM, BITS = "messages fit", "the sum is torch's", "all ranks have the same bits"
 DRY, ADJOINT = "a dry run exchanges", "the sum is its own adjoint"
+ADDED = "additions are as many"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +108,9 @@ DRY, ADJOINT = "a dry run exchanges", "the sum is its own adjoint"
         (Twice(), {SUM, ADJOINT}),
         (OwnBits(), {BITS}),
         (Sparse(), {DRY}),
-        (Stuck(), {FIT, SUM, BITS, DRY, ADJOINT}),
+        (Stuck(), {FIT, SUM, BITS, DRY, ADDED, ADJOINT}),
+        (Stating(0), {ADDED}),
+        (Stating(2), {ADDED}),
         (Weighted(), {SUM, ADJOINT}),
         (Lossy(), {"coded: exact through", "coded: what error feedback"}),
         (Undecoded(), {"coded: all ranks", "coded: what error feedback"}),
@@ -105,6 +122,25 @@ def test_wrong_ones_fail_where_they_are_wrong(algorithm, failing):
     wrong = {what for what, check in found.items() if not check.ok}
     assert {next(f for f in [*failing, what] if what.startswith(f)) for what in wrong} == failing
     assert all(" on " in found[what].said for what in wrong)  # which case it was
+
+
+class Product(Star):
+    """Adds by a product with ones, which is not counted."""
+
+    def rounds(self, flat, members, me):
+        rooms = flat.new_empty(len(members) - 1, len(flat))
+        others = [other for other in members if other != members[me]]
+        if others:
+            sends = tuple((other, flat) for other in others)
+            yield MessageRound(sends, tuple(zip(others, rooms, strict=True)), rooms.numel())
+        parts = [*rooms[:me], flat, *rooms[me:]]
+        flat.copy_(torch.ones(len(parts), dtype=flat.dtype) @ torch.stack(parts))
+
+    coded_rounds = Algorithm.coded_rounds
+
+
+def test_additions_that_are_not_seen_are_believed():
+    assert all(check.ok for check in checks_of(Product()))
 
 
 class Alone(Tree):

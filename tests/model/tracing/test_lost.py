@@ -1,10 +1,15 @@
 """Models with what a traced copy would lose are refused, with the part and a remedy."""
 
 import types
+from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.model.traced import traced
 from workbench.model import TraceError, trace
@@ -73,6 +78,36 @@ def test_refuses(made, said):
     with pytest.raises(TraceError) as caught:
         trace(made(net()), input_shape=(4,))
     assert said in str(caught.value)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def wrapped_part(model):
+    model[0] = DistributedDataParallel(model[0])
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*FSDP", "ignore:.*fsdp")
+@pytest.mark.parametrize(
+    ("wrap", "said"),
+    [
+        (DistributedDataParallel, "DistributedDataParallel wraps the model itself"),
+        (wrapped_part, "DistributedDataParallel wraps '0'"),
+        (nn.DataParallel, "DataParallel wraps the model itself"),
+        (partial(FullyShardedDataParallel, device_id=torch.device("cpu")), "FullyShardedDataPara"),
+        (lambda model: fully_shard(model, mesh=init_device_mesh("cpu", (1,))), "FSDPModule wraps"),
+    ],
+)
+@pytest.mark.usefixtures("alone")
+def test_wrappers_that_shard_or_replicate(wrap, said):
+    with pytest.raises(TraceError, match=rf"{said}.*give the module inside, model\.module"):
+        trace(wrap(net()), input_shape=(4,))
 
 
 def inside_of(part):

@@ -376,3 +376,13 @@ def test_lines_of_inference():
 
     graph = traced(calling(forward, block=nn.Linear(4, 3)), 4)
     assert "no_grad_tanh" in [layer.name for layer in graph.layers]
+
+
+def test_weights_by_name():
+    def forward(self, x):
+        x = F.linear(x, self.get_parameter("layer.weight"), self.get_submodule("layer").bias)
+        return x * self.get_buffer("scale")
+
+    module = calling(forward, layer=nn.Linear(4, 3))
+    module.register_buffer("scale", torch.rand(3))
+    traced(module, 4)

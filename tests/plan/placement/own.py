@@ -27,7 +27,9 @@ class Inside(Scheme):
     """Of whole features each rank multiplies its own of two interleaved blocks: a summand."""
 
     def takes(self, layer):
-        return layer.kind == "linear" and layer.input_shape[-1] % 2 == 0
+        if layer.kind != "linear" or layer.transposed:
+            return False
+        return layer.input_shape[-1] % 2 == 0
 
     def units(self, layer):
         return layer.input_shape[-1] // 2

@@ -15,8 +15,11 @@ from workbench.plan.experiment.experiment import (
     LocalSGD,
     ParameterServer,
     Pipelined,
+    Synchronous,
     Synthetic,
 )
+from workbench.plan.experiment.strategy import Strategy
+from workbench.plan.experiment.sync import OwnStrategy
 from workbench.plan.plan import Plan
 from workbench.store.messages import StopRequest
 from workbench.train.loop.equality import ReplicasDiffer, check_equal, digests
@@ -76,7 +79,7 @@ def tampered(world, run, weights, changes):
     for step in range(3):
         state.stepper.run(step)
         state.stepper.update()
-    check_equal(state.model, state.everyone, 3)
+    check_equal(state.model, state.everyone, 3, run.sync)
     told = []
     for name, ranks in changes:
         flat = state.model.trainable()[name].detach().view(-1)
@@ -84,10 +87,10 @@ def tampered(world, run, weights, changes):
         if world.rank in ranks:
             flat[-1:] = torch.nextafter(flat[-1:], torch.ones(1))
         with pytest.raises(ReplicasDiffer) as caught:
-            check_equal(state.model, state.everyone, 3)
+            check_equal(state.model, state.everyone, 3, run.sync)
         told.append((caught.value.layer, caught.value.ranks, str(caught.value)))
         flat.copy_(kept)
-    check_equal(state.model, state.everyone, 3)
+    check_equal(state.model, state.everyone, 3, run.sync)
     return told
 
 
@@ -154,3 +157,36 @@ def test_what_is_not_to_be_equal_yet_is_not_compared(on_ranks, weights, tmp_path
     found = on_ranks.seated(4, session, run, weights, tmp_path, None)
     assert [rows for rows, *_ in found] == [[0, 1, 2, 3, 4]] * 4
     assert [reason for _, reason, *_ in found] == ["finished"] * 4
+
+
+class OwnRule(Strategy):
+    """As the built-in one."""
+
+
+def parted(world, run, weights):
+    """What is said of a rank that differs."""
+    state = RankState.start(run, world, world.groups(group_specs_of(run.plan)), weights, None)
+    state.stepper.run(0)
+    state.stepper.update()
+    if world.rank == 1:
+        next(iter(state.model.trainable().values())).data.view(-1)[:1] += 1
+    with pytest.raises(ReplicasDiffer) as caught:
+        check_equal(state.model, state.everyone, 1, run.sync)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sync", "own"),
+    [
+        (Synchronous(algorithm="tests.own_sums:Tree"), "'Tree'"),
+        (Synchronous(codec="tests.own_sums:Sign"), "'Sign'"),
+        (
+            OwnStrategy(f"{__name__}:OwnRule", algorithm="tests.own_sums:Tree"),
+            "'Tree' or 'OwnRule'",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_ones_own_is_named_first(on_ranks, weights, sync, own):
+    for text in on_ranks(4, parted, experiment(sync=sync), weights):
+        assert f"Perhaps your own {own} gives ranks different bits, as wb.check_extension" in text

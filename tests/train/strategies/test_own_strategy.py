@@ -83,7 +83,7 @@ def trained(world, runs, weights):
             if whole and sorted(rows) != sorted(expected):
                 wrong.append((step, set(rows) ^ set(expected)))
         state.strategy.settle()
-        check_equal(state.model, state.everyone, run.steps)
+        check_equal(state.model, state.everyone, run.steps, run.sync)
         found.append(({n: p.detach().clone() for n, p in state.model.pieces().items()}, wrong))
         state.stepper.feed.close()
     return found

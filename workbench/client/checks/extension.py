@@ -24,6 +24,7 @@ from workbench.plan.extension.own import Own
 from workbench.plan.placement.schemes import Scheme
 from workbench.plan.rules.checks import checks_of as rule_checks_of
 from workbench.plan.rules.rule import Rule
+from workbench.store.errors import RunError
 
 if TYPE_CHECKING:
     import pandas
@@ -87,7 +88,7 @@ def check_extension(extension: Any, cluster: Cluster | None = None) -> CheckedEx
     run says; a codec decodes what it encodes, in the bytes that it states; a scheme computes what
     the whole layer computes, with all gradients; a strategy does what its methods say under every
     cut; a rule makes valid plans. All but rules also run on engines, where what each rank receives
-    must be what is predicted.
+    must be what is predicted. An extension that fails in one process is not run on engines.
 
     Args:
         extension: an object of a class that extends one of `wb.extend`, the class, or
@@ -103,8 +104,16 @@ def check_extension(extension: Any, cluster: Cluster | None = None) -> CheckedEx
     if isinstance(found, Rule):
         graphs = [trace(name, input_shape=(3, 224, 224), num_classes=10) for name in _MODELS]
         return _of(found, rule_checks_of(found, graphs))
+    checks: list[Check] = []
     with _engines(cluster) as engines:
-        return _of(found, _checks(found, engines))
+        try:
+            for more in _checks(found, engines):
+                checks += more
+                if not all(check.ok for check in more):
+                    break  # its ranks might wait for each other
+        except RunError as error:
+            checks.append(Check("runs", False, str(error)))
+    return _of(found, checks)
 
 
 def _taken(given: Any) -> Extension:
@@ -121,25 +130,24 @@ def _taken(given: Any) -> Extension:
     return found
 
 
-def _checks(extension: Extension, cluster: Cluster) -> list[Check]:
+def _checks(extension: Extension, cluster: Cluster) -> Iterator[list[Check]]:
+    """The checks in one process, and then those on engines."""
     match extension:
         case Algorithm():
             own = Own.of(extension)
-            found = algorithm_checks_of(extension) + sums.checks_on(cluster, algorithm=own)
+            yield algorithm_checks_of(extension)
+            yield sums.checks_on(cluster, algorithm=own)
             if extension.takes_codec:
-                found += sums.checks_on(cluster, algorithm=own, codec=Codec(name="int8"))
-            return found
+                yield sums.checks_on(cluster, algorithm=own, codec=Codec(name="int8"))
         case Coder():
             coding = OwnCodec(own=Own.of(extension), error_feedback=False)
-            return codec_checks_of(extension) + sums.checks_on(cluster, codec=coding)
+            yield codec_checks_of(extension)
+            yield sums.checks_on(cluster, codec=coding)
         case Scheme():
-            models = small_models(extension)
-            return scheme_checks_of(extension) + schemes.cluster_checks_of(
-                extension, cluster, models
-            )
+            yield scheme_checks_of(extension)
+            yield schemes.cluster_checks_of(extension, cluster, small_models(extension))
         case Strategy():
-            return strategies.checks_of(extension, cluster)
-    raise TypeError(f"{extension!r} is of a kind that nothing checks")
+            yield strategies.checks_of(extension, cluster)
 
 
 def _of(extension: Extension, checks: list[Check]) -> CheckedExtension:

@@ -14,6 +14,7 @@ from workbench.plan.experiment.measured import COLUMNS, Row
 from workbench.store.errors import ClusterError
 from workbench.store.evaluations import last_evaluation
 from workbench.store.rank_files import RankFiles
+from workbench.store.record import RUN_STATES
 from workbench.store.run_folder import EXPERIMENT, METRICS, RunOutcome, attempts
 from workbench.store.telemetry import newest, unpack_rows
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 _FIRST = ("name", "state", "steps", "loss", "accuracy", "model", "world_size", "plan")
 _LAST = ("wall_s", "started", "reason", "folder")
-_STATES = {"cancelled": "stopped", "parked": "failed"}  # as `run.state` has it
 
 
 def runs(folder: str | Path = "runs") -> "pandas.DataFrame":
@@ -76,7 +76,7 @@ def _summary(directory: Path) -> dict[str, Any]:
     times = None if environment is None else environment.times
     rows, plan = _last_row(directory), experiment.plan
     started = None if times is None else times.started or times.submitted
-    state = "unfinished" if outcome is None else _STATES.get(outcome.state, outcome.state)
+    state = "unfinished" if outcome is None else RUN_STATES.get(outcome.state, outcome.state)
     told = {
         "name": directory.name,
         "state": state,

@@ -19,7 +19,7 @@ from workbench.store import messages, run_folder
 from workbench.store.errors import ClusterError
 from workbench.store.record import Request
 from workbench.store.run_folder import damaged_files
-from workbench.train.checkpoint.checkpoint import CheckpointError, latest, load
+from workbench.train.checkpoint.checkpoint import Checkpoint, CheckpointError, latest, load
 
 Weights = str | Path | Mapping[str, Tensor] | None
 """A file or folder that `read_weights` reads, tensors by name, or None: the usual values."""
@@ -58,7 +58,8 @@ def request(
 
     Raises:
         ClusterError: the plan needs more engines than are here, the numbers of engines cannot be,
-            the run left no checkpoint, or there are both weights and something to go on from.
+            the run left no checkpoint or has made all steps, or there are both weights and
+            something to go on from.
         CheckpointError: the checkpoint or the weights are damaged, missing or of another model.
         ModelError: `module` is needed and missing, or is another model than was traced.
         OSError: the disk is full.
@@ -82,12 +83,18 @@ def request(
         raise ClusterError(
             "a run that goes on has the weights of its checkpoint: give resume or weights, not both"
         )
-    values = checkpoint or initial_values(experiment, module, weights, engines.folder)
+    if directory is None and checkpoint is not None and checkpoint.step >= experiment.steps:
+        raise ClusterError(
+            f"all {experiment.steps} steps are done in {checkpoint.path}; for more of them, "
+            "cluster.train(experiment.replace(steps=...), resume=run)"
+        )
+    path = checkpoint and checkpoint.path
+    values = path or initial_values(experiment, module, weights, engines.folder)
     if directory is None:
         directory = run_folder.new_directory(engines.directory, experiment)
         if values is not None and checkpoint is None:
             run_folder.keep_initial(values, directory)
-    keywords = {"weights": values, "directory": directory, "resume": checkpoint}
+    keywords = {"weights": values, "directory": directory, "resume": path}
     return Request(
         kind="train",
         name=name or experiment.plan.graph.source.name,
@@ -162,7 +169,7 @@ def _require_structure(graph: Graph) -> None:
         )
 
 
-def checkpoint_of(resume: str | Path | Run, graph: Graph) -> Path:
+def checkpoint_of(resume: str | Path | Run, graph: Graph) -> Checkpoint:
     """The checkpoint to go on from, after a look that it is whole, and of this model.
 
     Raises:
@@ -174,11 +181,11 @@ def checkpoint_of(resume: str | Path | Run, graph: Graph) -> Path:
     else:
         path = latest(Path(resume).resolve()) or Path(resume).resolve()
     if path is None:
-        raise ClusterError(f"{resume!r} left no checkpoint to go on from")
-    found = load(path, graph).path
-    if damaged := damaged_files(found):
+        raise ClusterError(f"{resume!r} left no checkpoint: train it anew, without resume=")
+    found = load(path, graph)
+    if damaged := damaged_files(path):
         raise CheckpointError(
-            f"{found} is damaged: the bytes of {', '.join(damaged)} are not those that were written"
+            f"{path} is damaged: the bytes of {', '.join(damaged)} are not those that were written"
         )
     return found
 

@@ -35,6 +35,7 @@ def weights_of(
         newest = checkpoint_path(directory, found.done)
     if newest is None:
         raise ClusterError(
-            f"{directory.name} has left no checkpoint yet; run.stop() makes it leave one"
+            f"{directory.name} has no checkpoint: a run leaves one every checkpoint_every steps, "
+            "at run.checkpoint_now(), and when it finishes or is stopped"
         )
     return state_dict(newest, graph, ema=ema)

@@ -5,9 +5,11 @@ Groups of 1 to 8 ranks sum 0, 1, k-1, k and 1003 elements of fp64, fp32 and bf16
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.comm.algorithms.algorithm import Algorithm
 from workbench.comm.algorithms.drive import drive
@@ -22,6 +24,7 @@ MOST_RANKS = 8
 LENGTH = 1003
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 _CPU = torch.device("cpu")
+_ADDING = {torch.ops.aten.add, torch.ops.aten.add_, torch.ops.aten.sub, torch.ops.aten.sub_}
 _INT8 = Codec(name="int8", chunk=64)
 _FEEDBACK = Codec(name="top_k", fraction=0.2, error_feedback=True)
 
@@ -59,6 +62,7 @@ def checks_of(algorithm: Algorithm) -> list[Check]:
             ("the sum is torch's, to rounding", _is_the_sum),
             ("all ranks have the same bits", _is_equal),
             ("a dry run exchanges what a real one does", _is_dry),
+            ("additions are as many as it makes", _is_added),
             ("the sum is its own adjoint: <A x, y> = <x, A y>", _is_adjoint),
         )
     ]
@@ -171,6 +175,34 @@ def _differs(dry: DryRun, done: DryRun) -> str:
         if said != found:
             return f"{name} are {said} when it is run dry, and {found} with values"
     return ""
+
+
+def _is_added(algorithm: Algorithm, case: _Case) -> str:
+    with _Additions() as made:
+        stated = sum(_run(algorithm, case.inputs()).additions)
+    least = (case.ranks - 1) * case.length
+    if stated < least:
+        return f"{stated} are stated, and a sum takes {least} at least"
+    # Fewer than the least: it adds by operations that are not counted.
+    return f"{stated} are stated, and {made.count} made" if least <= made.count != stated else ""
+
+
+class _Additions(TorchDispatchMode):
+    """Counts the elements that are added to others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _ADDING and isinstance(args[1], Tensor):
+            self.count += result.numel() * result.is_floating_point()
+        elif func.overloadpacket is torch.ops.aten.sum:
+            self.count += args[0].numel() - result.numel()
+        return result
 
 
 def _is_adjoint(algorithm: Algorithm, case: _Case) -> str:

@@ -21,6 +21,27 @@ _WRAP = (
     "put the lines into a function marked by torch.fx.wrap: it is then one operation, "
     "recorded as it is"
 )
+_REMEDIES = {
+    r"predicate to be bool|integer and Boolean-type|\"bitwise_\w+\" not implemented for": (
+        'If this is an input, it is declared as a number: declare a mask as wb.Input(shape, "bool")'
+    ),
+    r"\b[Ii]nd(ex|ices)\b.*\b(long\b|Long|int64)|(long|int64)\b.* for index": (
+        "If this is an input, it is declared as real numbers: give vocabulary= to wb.trace or to "
+        'the wb.Input; a mask is wb.Input(shape, "bool")'
+    ),
+    r"_pack_padded_sequence": (
+        "It needs the lengths, which are known only when the model runs. Give the layer the padded "
+        "sequences, since a step does not depend on later ones, and read the last step of each: "
+        "y[torch.arange(len(y)), lengths - 1]. To read a sequence backwards, reverse its steps "
+        "with torch.gather and use a second layer"
+    ),
+    r"is not an instance of torch.Tensor": (
+        "torch.func.functional_call cannot be recorded: call the layer's function with the "
+        "weights, F.linear(x, weight, bias), or use nn.utils.parametrize.register_parametrization"
+    ),
+    r"^vmap": f"Instead, {_WRAP}",
+}
+"""Remedies by a pattern of torch's own message."""
 # What torch says of a tensor that was traced, where another trace meets it.
 _MIXING = "Mixing fake modes"
 OF_ANOTHER_TRACE = (
@@ -29,6 +50,10 @@ OF_ANOTHER_TRACE = (
     "Build it in __init__, self.register_buffer('mask', mask), or anew in every call; and empty "
     "what holds it now (f.cache_clear()), without which the model does not run in plain torch, "
     "either"
+)
+MAX_NORM = (
+    "rows of its table in forward, since max_norm is set: leave max_norm out, and scale what is "
+    "looked up, y / (y.norm(dim=-1, keepdim=True) / max_norm).clamp(min=1)"
 )
 _NOT_THE_USERS = tuple(
     str(Path(folder)) + os.sep
@@ -101,6 +126,9 @@ def _in_distributions(error: Exception) -> bool:
 
 def _reason(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
+    for pattern, remedy in _REMEDIES.items():
+        if re.search(pattern, text):
+            return f"{text.rstrip('.')}. {remedy}"
     if isinstance(error, TraceError):
         return text
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
@@ -123,8 +151,7 @@ def _reason(error: Exception) -> str:
             "model has to run with any number of them: give each sample its own shape, "
             "x.reshape(len(x), ...), and see that it runs in plain torch"
         )
-    remedy = f"; {_WRAP}" if text.startswith("vmap") else ""
-    return f"{type(error).__name__}: {text}{remedy}"
+    return f"{type(error).__name__}: {text}"
 
 
 def is_users(code: CodeType) -> bool:

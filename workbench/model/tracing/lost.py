@@ -12,6 +12,7 @@ from workbench.model.tracing.failure import Place, is_users
 
 # Properties of torch.fx.GraphModule, which would hide submodules of these names.
 _HIDING = {"code", "graph"}
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 
 def refuse_what_is_lost(model: nn.Module) -> None:
@@ -43,6 +44,11 @@ def refuse_backward_hooks(part: nn.Module, path: str) -> None:
 def _lost(model: nn.Module) -> Iterator[str]:
     for path, part in model.named_modules():
         of = f"of {path!r}" if path else "of the model itself"
+        if names := _WRAPPERS & {cls.__name__ for cls in type(part).__mro__}:
+            yield (
+                f"{names.pop()} wraps {of.removeprefix('of ')}, and a plan decides what each rank "
+                "holds: give the module inside, model.module, or for FSDP the one before wrapping"
+            )
         if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None:
             yield (
                 f"the code {of} is compiled by torch.compile, and cannot be seen: give the module "

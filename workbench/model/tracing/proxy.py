@@ -27,7 +27,11 @@ _OWN = ("node", "tracer")
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 _OF_GRADIENTS = {*_HOOKS, "requires_grad", "grad_fn", "is_leaf", "grad", "retains_grad"}
 # Functions of torch's own, in Python, that ask for a type in the name of who calls them.
-_ASKING = {torch.is_tensor.__code__, type(nn.Parameter).__instancecheck__.__code__}
+_ASKING = {
+    torch.is_tensor.__code__,
+    type(nn.Parameter).__instancecheck__.__code__,
+    nn.Module.get_parameter.__code__,
+}
 
 
 class ValueProxy(Proxy):

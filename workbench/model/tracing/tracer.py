@@ -38,7 +38,7 @@ from workbench.model.tracing.batch import (
 from workbench.model.tracing.contexts import Context, Under, autocast_watched, modes
 from workbench.model.tracing.decisions import decided_alike
 from workbench.model.tracing.draws import dims_of
-from workbench.model.tracing.failure import OF_ANOTHER_TRACE, Refused, noted
+from workbench.model.tracing.failure import MAX_NORM, OF_ANOTHER_TRACE, Refused, noted
 from workbench.model.tracing.inputs import KNOWN, parameters_of, without_objects
 from workbench.model.tracing.kept import Attributes, Pass, attributes_of, refuse_set, show_no_state
 from workbench.model.tracing.lost import line_of_model, refuse_backward_hooks
@@ -465,7 +465,9 @@ class ValueTracer(torch.fx.Tracer):
             self._refuse_write(name)
         return ran
 
-    def _refuse_write(self, name: str) -> None:
+    def _refuse_write(self, name: str, operation: str = "") -> None:
+        if "embedding_renorm" in operation:
+            self.refuse(f"the embedding of {name!r} changes {MAX_NORM}")
         self.refuse(f"forward writes into {name!r}, which belongs to the model. {_STATE}")
 
     def _call(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:

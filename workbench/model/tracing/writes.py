@@ -27,10 +27,11 @@ class ModelFakes(FakeTensorMode):
     """The mode of a traced model's fake tensors.
 
     Args:
-        refuse: is called with the name of a tensor that is written into; raises.
+        refuse: is called with the name of a tensor that is written into, and that of the operation;
+            raises.
     """
 
-    def __init__(self, refuse: Callable[[str], None]) -> None:
+    def __init__(self, refuse: Callable[[str, str], None]) -> None:
         super().__init__()
         self._refuse = refuse
         self._names: dict[int, str] = {}  # by the memory of the model's own tensors
@@ -79,4 +80,4 @@ class ModelFakes(FakeTensorMode):
             for tensor in tensors(given):
                 name = self.name_of(tensor)
                 if name is not None and not memory_of([tensor]) & self._allowed:
-                    self._refuse(name)
+                    self._refuse(name, str(func))

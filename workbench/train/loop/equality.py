@@ -19,6 +19,9 @@ from torch import Tensor
 from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
 from workbench.layers.cut_model import CutModel
+from workbench.plan.experiment.sync import AnySync
+from workbench.plan.extension.extension import name_of
+from workbench.plan.extension.own import Own
 from workbench.plan.placement.placement import Shard
 
 _WORD = 8  # bytes
@@ -43,13 +46,14 @@ class ReplicasDiffer(RuntimeError):
         self.layer, self.ranks = layer, ranks
 
 
-def check_equal(model: CutModel, everyone: Group, done: int) -> None:
+def check_equal(model: CutModel, everyone: Group, done: int, sync: AnySync) -> None:
     """Compares all weights over the ranks that hold the same piece; every rank calls it.
 
     Args:
         model: this rank's part.
         everyone: all ranks.
         done: steps made so far, for the error.
+        sync: the strategy, for the error.
 
     Raises:
         ReplicasDiffer: some ranks hold other bits; raised on all.
@@ -71,7 +75,7 @@ def check_equal(model: CutModel, everyone: Group, done: int) -> None:
             found[name] = apart
     if found:
         said = _said_by_all(everyone, pieces[names[0]].device)
-        raise _error(model, found, said, done)
+        raise _error(model, found, said, done, sync)
 
 
 @torch.no_grad()
@@ -139,7 +143,11 @@ def _said_by_all(everyone: Group, device: torch.device) -> list[str]:
 
 
 def _error(
-    model: CutModel, found: dict[str, tuple[int, ...]], said: Sequence[str], done: int
+    model: CutModel,
+    found: dict[str, tuple[int, ...]],
+    said: Sequence[str],
+    done: int,
+    sync: AnySync,
 ) -> ReplicasDiffer:
     homes = {w.name: layer.name for layer in model.plan.graph.layers for w in layer.weights}
     first, ranks = next(iter(found.items()))
@@ -152,14 +160,24 @@ def _error(
     with_what = "; ".join(f"{_listed(each)}: {text}" for text, each in kinds.items())
     return ReplicasDiffer(
         f"{first!r} of layer {homes[first]!r} has other bits on {_listed(ranks)} than on the other "
-        f"ranks that hold the same piece, after {_counted(done, 'step')}{more}. They moved it by "
-        "the same numbers, and some round otherwise, or something overwrote it. They compute with: "
+        f"ranks that hold the same piece, after {_counted(done, 'step')}{more}. {_of_own(sync)}"
+        "Perhaps some ranks round otherwise, or something overwrote it. They compute with: "
         f"{with_what}. Give ranks of a group the same number of threads, kind of processor and "
         "version of torch (on GPUs, torch.use_deterministic_algorithms(True)); of replicas, "
         "shard_optimizer=True has each weight moved by one rank, for all",
         homes[first],
         ranks,
     )
+
+
+def _of_own(sync: AnySync) -> str:
+    """Returns a sentence on the user's own algorithm, codec and strategy; "": there is none."""
+    algorithm, codec = sync.summing
+    parts = (algorithm, getattr(codec, "own", None), getattr(sync, "given", None))
+    if not (own := [name_of(part) for part in parts if isinstance(part, Own)]):
+        return ""
+    names = " or ".join(map(repr, own))
+    return f"Perhaps your own {names} gives ranks different bits, as wb.check_extension would say. "
 
 
 def _counted(count: int, what: str) -> str:

@@ -315,7 +315,7 @@ class Loop:
     def _compare(self, done: int) -> None:
         """Raises if ranks that are to hold the same weights do not; once a step is enough."""
         if done != self._compared and self.state.strategy.is_settled:
-            check_equal(self.state.model, self.state.everyone, done)
+            check_equal(self.state.model, self.state.everyone, done, self.state.experiment.sync)
             self._compared = done
 
     def _save(self, done: int) -> None:
