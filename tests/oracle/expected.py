@@ -55,12 +55,12 @@ class Expected:
         return replace(self.task, precision="fp64", scaler=None, skipped=skipped)
 
     def shaken(self, seed: int) -> None:
-        """Finds out what rounding does to this case: its inputs move by as much as rounding does.
+        """Finds out what rounding does to this case: what it starts from moves by as much.
 
         A gradient that is zero but for rounding is divided by itself in Adam, so gradients move,
         too; what is beside a kink falls to the other side.
         """
-        self.rounded = self._moved("fp64", seed)
+        self.rounded = self._moved(self.experiment.precision, seed)
 
     def is_decided_by_rounding(self) -> bool:
         """Whether inputs that move by rounding move the gradients by what a wrong one would.
@@ -104,7 +104,7 @@ class Expected:
         )
 
     def _moved(self, precision: str, seed: int = 0) -> list[Step]:
-        """The steps of inputs that are other by rounding."""
+        """The steps of inputs, and of weights that are not in fp64, that are other by rounding."""
         generator = torch.Generator().manual_seed(seed)
 
         def moved(x: Tensor) -> Tensor:
@@ -125,11 +125,12 @@ class Expected:
                 one.add_(scale * torch.randn(one.shape, generator=generator, dtype=torch.float64))
 
         batches = [replace(batch, inputs=moved(batch.inputs)) for batch in self.task.batches]
-        if precision != "fp64":
-            task = replace(self.task, batches=batches)
-        else:
-            task = replace(self._wide(), batches=batches, optimizer=build)
-        return self._trained(self.case.net.build(), task)
+        module = self.case.net.build()
+        if precision == "fp64":
+            return self._trained(module, replace(self._wide(), batches=batches, optimizer=build))
+        for parameter in module.parameters():
+            parameter.data = moved(parameter.data)
+        return self._trained(module, replace(self.task, batches=batches))
 
     def _trained(self, module: nn.Module, task: Task) -> list[Step]:
         if task.precision == "fp64":
