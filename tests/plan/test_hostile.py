@@ -170,22 +170,6 @@ def test_a_pipe_is_not_waited_for(tmp_path, kind):
         kind.load(tmp_path / "given.toml")
 
 
-@pytest.mark.parametrize("scheme", ["planted:Scheme", {"name": "planted:Scheme"}])
-def test_reading_a_plan_imports_nothing_that_it_names(tmp_path, monkeypatch, scheme):
-    (tmp_path / "planted.py").write_text("open('executed', 'w').close()")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    text = Plan.hybrid(vgg(), 4, 2).to_toml()
-    content = tomllib.loads(text)
-    for entry in content["layers"].values():
-        entry["scheme"] = scheme
-    read = Plan.from_toml(tomlkit.dumps(content))
-    assert not read.is_at_hand
-    assert "Scheme/2" in repr(read)
-    assert "was not imported here" in read._repr_html_()
-    assert not Path("executed").exists()
-
-
 if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as patch:
         known_fingerprints.__wrapped__(patch)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 64 << 20  # a plan of a model of a thousand layers has less than one
+MOST_DEPTH = 64  # dotted keys can nest tables deeper than Python recurses
 
 
 @contextmanager
@@ -74,17 +75,14 @@ def toml_of(text: str, error: type[ValueError]) -> dict[str, Any]:
         raise error(f"not TOML: {wrong}") from None
     except RecursionError:
         raise error("not TOML: it is nested too deeply") from None
-    for number in _whole_numbers(content):
-        if not -(2**63) <= number < 2**63:
-            raise error(f"not TOML: a whole number beyond 64 bits, of {len(str(number))} digits")
-    return content
-
-
-def _whole_numbers(content: object) -> Iterator[int]:
-    left = [content]
-    while left:  # in a loop, since tables may lie deep in one another
-        value = left.pop()
+    left: list[tuple[object, int]] = [(content, 0)]
+    while left:
+        value, depth = left.pop()
         if isinstance(value, dict | list):
-            left += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, int):
-            yield value
+            if depth > MOST_DEPTH:
+                raise error("not TOML: it is nested too deeply")
+            parts = value.values() if isinstance(value, dict) else value
+            left += [(part, depth + 1) for part in parts]
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise error(f"not TOML: a whole number beyond 64 bits, of {value.bit_length()}")
+    return content

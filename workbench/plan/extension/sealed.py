@@ -14,7 +14,7 @@ from typing import Any
 KEY_BYTES = 32
 KEY_FILE = "WORKBENCH_KEY"
 """The variable that tells an engine the file of its cluster's key."""
-_MAC_BYTES = 32
+MAC_BYTES = 32
 
 
 class SealError(ValueError):
@@ -49,7 +49,7 @@ def unseal(sealed: bytes, key: bytes) -> bytes:
         SealError: they are not as the owner of the key has left them.
         ValueError: the key is none.
     """
-    mac, content = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
+    mac, content = sealed[:MAC_BYTES], sealed[MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(content, key)):
         raise SealError("it was not written under this cluster's key, so that nobody loads it")
     return content
