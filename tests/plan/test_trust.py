@@ -136,7 +136,7 @@ def test_a_plan_is_read_shown_changed_and_written(planted, scheme):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_follows_from_a_plan_names_the_layer_and_the_remedy(planted, scheme):
     read = Plan.from_toml(plan_text(scheme))
-    with pytest.raises(PlanError, match=r"layers\.fc0\.scheme, .* trust=True .* plan\.with_layer"):
+    with pytest.raises(PlanError, match=r"layers\.fc0\.scheme, .* trust=True .* give the object"):
         _ = read.flow
     assert not planted()
 
@@ -158,7 +158,7 @@ def test_an_experiment_trusts_no_more_in_its_plan(planted):
 
 def test_what_needs_the_object_names_the_field_and_the_remedy(planted):
     read = Experiment.from_toml(text("loss", "planted:thing"))
-    said = r"'planted:thing' is named in a text, as loss, .* trust=True .* by experiment\.replace"
+    said = r"'planted:thing' is named in a text, as loss, .* trust=True .* give the object"
     with pytest.raises(OwnObjectError, match=said):
         _ = read.loss.function.loaded
     assert not planted()

@@ -97,7 +97,7 @@ def test_metadata_execute_nothing(state, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write_weights(state, tmp_path / "out", "dcp")
     (folder / ".metadata").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(CheckpointError, match="has a mkdir in the place of a Metadata"):
+    with pytest.raises(CheckpointError, match=r"has a \w+\.mkdir in the place of a Metadata"):
         read_weights(folder)
     assert not (tmp_path / "executed").exists()
     pickle.loads((folder / ".metadata").read_bytes())  # as torch does: the fault is a real one

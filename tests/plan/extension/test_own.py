@@ -112,7 +112,9 @@ def test_what_a_text_names_is_neither_at_hand_nor_loaded():
     said = taken(foreign({"loss": "math:sqrt"})["loss"])
     assert said == Own(name="math:sqrt")
     assert not said.is_at_hand
-    with pytest.raises(OwnObjectError, match=r"'math:sqrt' .* as loss, .* trust=True .* by exp"):
+    with pytest.raises(
+        OwnObjectError, match=r"'math:sqrt' .* as loss, .* trust=True .* give the object"
+    ):
         _ = said.loaded
     with pytest.raises(OwnObjectError, match="trust=True"):
         said.opened()

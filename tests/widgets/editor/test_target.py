@@ -123,7 +123,7 @@ def test_save_and_load(edit, tmp_path):
         ("", None, "no file was named"),
         ("absent.toml", None, "absent.toml"),
         ("bad.toml", "what?", "not TOML"),
-        ("named.toml", NAMED, "was not imported: read it with trust=True"),
+        ("named.toml", NAMED, "was not imported: read the text with trust=True"),
         ("other.toml", wb.Plan.hybrid(graphs.mlp(4, 4, 2), 2).to_toml(), "this plan is for"),
     ],
 )

@@ -13,10 +13,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import ZIP_STORED, ZipFile
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from workbench.model.dtypes import TORCH_DTYPES
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.pickled import Name, Record, records, typed
 from workbench.plan.reading import bytes_of
@@ -46,11 +46,7 @@ _OF_STORAGES = {
     "torch.ComplexFloatStorage": torch.complex64,
     "torch.ComplexDoubleStorage": torch.complex128,
 }
-_UNTYPED = (
-    *(torch.uint16, torch.uint32, torch.uint64, torch.complex32, torch.float8_e8m0fnu),
-    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
-)
-_DTYPES = {str(dtype): dtype for dtype in (*_OF_STORAGES.values(), *_UNTYPED)}
+_DTYPES = {f"torch.{name}": dtype for name, dtype in TORCH_DTYPES.items()}
 
 
 def write(tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -60,8 +56,7 @@ def write(tensors: Mapping[str, Tensor], folder: Path) -> None:
         save(dict(tensors), storage_writer=FileSystemWriter(folder), no_dist=True)
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """A part of a tensor, and which bytes of a file hold it."""
 
     offsets: tuple[int, ...]
@@ -71,13 +66,12 @@ class _Chunk:
     length: int
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A tensor, which its chunks cover."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
-    chunks: tuple[_Chunk, ...]
+    chunks: list[_Chunk]
 
 
 def read(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
@@ -100,11 +94,7 @@ def read(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
 
 @contextmanager
 def _about(path: Path) -> Iterator[None]:
-    """Names the file in errors; a damaged one may lead to any.
-
-    Raises:
-        CheckpointError: something is wrong with it.
-    """
+    """Names the file in errors; a damaged one may lead to any."""
     try:
         yield
     except CheckpointError:
@@ -132,12 +122,12 @@ def _entries(metadata: Any) -> dict[str, _Entry]:
     return {
         typed(str, name): _entry(name, _state(entry, "TensorStorageMetadata"), places)
         for name, entry in typed(dict, fields["state_dict_metadata"]).items()
-        if typed(Record, entry).name != "BytesStorageMetadata"
+        if not typed(Record, entry).name.endswith(".BytesStorageMetadata")
     }
 
 
 def _entry(name: str, fields: Any, places: Mapping[Any, tuple[str, int, int]]) -> _Entry:
-    dtype = typed(Name, _state(fields["properties"], "TensorProperties", tuple)[0]).text
+    dtype = typed(Name, _state(fields["properties"], "TensorProperties", tuple)[0])
     if dtype not in _DTYPES:
         raise ValueError(f"{name!r} has elements of {dtype}, which is not read")
     size, chunks = _size(fields["size"]), []
@@ -147,12 +137,10 @@ def _entry(name: str, fields: Any, places: Mapping[Any, tuple[str, int, int]]) -
         spans = zip(offsets, sizes, size, strict=True)
         if any(first + count > end for first, count, end in spans):
             raise ValueError(f"{name!r} has a chunk that reaches beyond it")
-        if (name, offsets) not in places:
-            raise ValueError(f"{name!r} has a chunk at {offsets}, which no file has")
         chunks.append(_Chunk(offsets, sizes, *places[name, offsets]))
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
         raise ValueError(f"{name!r} has chunks that do not cover it")
-    return _Entry(_DTYPES[dtype], size, tuple(chunks))
+    return _Entry(_DTYPES[dtype], size, chunks)
 
 
 def _whole(entry: _Entry, folder: Path) -> Tensor:
@@ -165,73 +153,56 @@ def _whole(entry: _Entry, folder: Path) -> Tensor:
                 raise ValueError("it is no file, or truncated")
             with path.open("rb") as file:
                 file.seek(chunk.first)
-                archive = _Archive(bytearray(file.read(chunk.length)))
+                saved = _files(bytearray(file.read(chunk.length)))
             spans = zip(chunk.offsets, chunk.sizes, strict=True)
             place = tuple(slice(first, first + count) for first, count in spans)
-            whole[place] = _tensor(archive, entry.dtype, chunk.sizes)
+            whole[place] = _tensor(saved, entry.dtype, chunk.sizes)
     return whole
 
 
-def _tensor(archive: "_Archive", dtype: torch.dtype, size: tuple[int, ...]) -> Tensor:
+def _files(content: bytearray) -> dict[str, memoryview]:
+    """The files in a zip by `torch.save`, by their names in its only folder."""
+    view, skipped = memoryview(content), max(0, len(content) - _LIST_BYTES)
+    found = {}
+    with ZipFile(BytesIO(view[skipped:])) as listed:
+        for entry in listed.infolist():
+            if entry.compress_type != ZIP_STORED:
+                raise ValueError(f"its {entry.filename} is compressed")
+            head = skipped + entry.header_offset
+            first = head + 30 + sum(struct.unpack_from("<26x2H", view, max(0, head)))
+            if not 0 <= head < first + entry.file_size <= len(view):
+                raise ValueError(f"its {entry.filename} does not lie in it")
+            found[entry.filename.partition("/")[2]] = view[first : first + entry.file_size]
+    return found
+
+
+def _tensor(saved: Mapping[str, memoryview], dtype: torch.dtype, size: tuple[int, ...]) -> Tensor:
     """The tensor in what `torch.save` wrote, which is to have this type and size."""
-    made = typed(Record, records(bytes(archive.read("data.pkl"))))
-    if made.name == "_rebuild_parameter":
+    made = typed(Record, records(bytes(saved["data.pkl"])))
+    if made.name == "torch._utils._rebuild_parameter":
         made = typed(Record, made.arguments[0])
-    if made.name not in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"):
+    version = made.name.removeprefix("torch._utils._rebuild_tensor_")
+    if version not in ("v2", "v3"):
         raise ValueError(f"it holds what {made.name} makes, and no plain tensor")
     storage, first, sizes, strides, _, _, *more = made.arguments
     _, kind, key, *_ = typed(Record, storage).arguments
-    there = _OF_STORAGES.get(typed(Name, kind).text)
-    if made.name == "_rebuild_tensor_v3":
-        there = _DTYPES.get(typed(Name, more.pop(0)).text)
-    if (there, _numbers(sizes)) != (dtype, size) or any(more):
-        raise ValueError(f"it holds {there} {sizes} {more}, not {dtype} {size}")
-    content = archive.read(f"data/{typed(str, key)}")
+    told, known = (more.pop(0), _DTYPES) if version == "v3" else (kind, _OF_STORAGES)
+    there = known.get(typed(Name, told)), _numbers(sizes)
+    if there != (dtype, size) or any(more):
+        raise ValueError(f"it holds {there}, and not {(dtype, size)} as it is")
+    content = saved[f"data/{typed(str, key)}"]
     last = sum((count - 1) * step for count, step in zip(size, _numbers(strides), strict=True))
     if (_number(first) + last + 1) * dtype.itemsize > len(content):
         raise ValueError("its tensor reaches beyond its bytes")
     values = torch.frombuffer(content, dtype=dtype)
-    if archive.byteorder != sys.byteorder:
+    if bytes(saved.get("byteorder", b"little")).decode() != sys.byteorder:
         values.untyped_storage().byteswap(dtype)
     return values.as_strided(size, strides, first)
 
 
-class _Archive:
-    """A zip of files that are not compressed.
-
-    Args:
-        content: its bytes.
-    """
-
-    def __init__(self, content: bytearray) -> None:
-        self._content, self._skipped = memoryview(content), max(0, len(content) - _LIST_BYTES)
-        with ZipFile(BytesIO(self._content[self._skipped :])) as archive:
-            self._files = {each.filename.partition("/")[2]: each for each in archive.infolist()}
-
-    @property
-    def byteorder(self) -> str:
-        """The order of the bytes of a number: "little" or "big"."""
-        return bytes(self.read("byteorder")).decode() if "byteorder" in self._files else "little"
-
-    def read(self, name: str) -> memoryview:
-        """Returns the bytes of a file in it.
-
-        Raises:
-            ValueError: it is not there, or compressed, or beyond the zip.
-        """
-        entry = self._files.get(name)
-        if entry is None or entry.compress_type != ZIP_STORED:
-            raise ValueError(f"it has no {name}, or a compressed one")
-        head = self._skipped + entry.header_offset
-        first = head + 30 + sum(struct.unpack_from("<26x2H", self._content, max(0, head)))
-        if not 0 <= head < first + entry.file_size <= len(self._content):
-            raise ValueError(f"its {name} does not lie in it")
-        return self._content[first : first + entry.file_size]
-
-
 def _state(value: Any, name: str, kind: type = dict) -> Any:
-    """The state of a record of this name."""
-    if typed(Record, value).name != name:
+    """The state of a record of this class."""
+    if typed(Record, value).name.rpartition(".")[2] != name:
         raise ValueError(f"it has a {value.name} in the place of a {name}")
     return typed(kind, value.state)
 

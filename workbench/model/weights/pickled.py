@@ -5,7 +5,6 @@ into operations. The few that torch's checkpoints consist of are carried out on 
 any other is refused.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pickletools import genops
 from typing import Any, TypeVar
@@ -16,17 +15,19 @@ MOST_OPERATIONS = 1 << 24
 """Of one pickle: each may take a byte of it, and a hundred bytes of memory."""
 
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_NUMBERS_AND_TEXTS = {
+_SAID = {
     *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
     *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
 }
+_TAKES = {
+    **{"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2},
+    **{"STACK_GLOBAL": 2, "REDUCE": 2, "NEWOBJ": 2, "BUILD": 1, "BINPERSID": 1},
+}
+_TAKES_ALL = {"TUPLE", "APPENDS", "SETITEMS"}
 
 
-@dataclass(frozen=True)
-class Name:
-    """The name of a class or function, which nobody looks up."""
-
-    text: str
+class Name(str):
+    """The name of a class or function, as "module.name", which nobody looks up."""
 
 
 @dataclass(eq=False)
@@ -34,8 +35,8 @@ class Record:
     """An object that was pickled.
 
     Attributes:
-        name: the name of its class, or of the function that makes it, without the module; "" for a
-            reference to data outside of the pickle.
+        name: the name of its class, or of the function that makes it; "": it is a reference to
+            data outside of the pickle.
         arguments: the arguments of that call.
         state: the state that is set after it.
     """
@@ -55,68 +56,51 @@ def records(content: bytes) -> Any:
     stack: list[Any] = []
     marks: list[list[Any]] = []
     memo: dict[Any, Any] = {}
-
-    def pop(kind: type) -> Any:
-        return typed(kind, stack.pop())
-
     for number, (operation, argument, _) in enumerate(genops(content)):
         if number == MOST_OPERATIONS:
             raise ValueError(f"it has more than {MOST_OPERATIONS:,} operations")
+        taken = [stack.pop() for _ in range(_TAKES.get(operation.name, 0))][::-1]
+        if operation.name in _TAKES_ALL:
+            taken, stack = stack, marks.pop()
         match operation.name:
-            case name if name in _NUMBERS_AND_TEXTS:
+            case name if name in _SAID:
                 stack.append(argument)
-            case "BINGET" | "LONG_BINGET":
-                stack.append(memo[argument])
-            case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
-            case "BINPUT" | "LONG_BINPUT":
-                memo[argument] = stack[-1]
-            case "PROTO" | "FRAME":
-                pass
-            case "STOP":
-                break
-            case "MARK":
-                marks.append(stack)
-                stack = []
             case name if name in _CONSTANTS:
                 stack.append(_CONSTANTS[name])
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case "MEMOIZE" | "BINPUT" | "LONG_BINPUT":
+                memo[len(memo) if argument is None else argument] = stack[-1]
+            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(tuple(taken))
             case "EMPTY_LIST":
                 stack.append([])
+            case "APPEND" | "APPENDS":
+                typed(list, stack[-1]).extend(taken)
             case "EMPTY_DICT":
                 stack.append({})
-            case "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
-                size = int(name[-1])
-                stack[-size:] = [tuple(stack[-size:])]
-            case "TUPLE":
-                items, stack = stack, marks.pop()
-                stack.append(tuple(items))
-            case "APPEND":
-                item = stack.pop()
-                typed(list, stack[-1]).append(item)
-            case "APPENDS":
-                items, stack = stack, marks.pop()
-                typed(list, stack[-1]).extend(items)
-            case "SETITEM":
-                items = [stack.pop(), stack.pop()]
-                _put(stack[-1], reversed(items))
-            case "SETITEMS":
-                items, stack = stack, marks.pop()
-                _put(stack[-1], items)
+            case "SETITEM" | "SETITEMS":
+                for key, value in zip(taken[::2], taken[1::2], strict=True):
+                    if type(key) not in (str, int, Record):  # a tuple could take ages to hash
+                        raise ValueError(f"it has a {type(key).__name__} for a key")
+                    typed(dict, stack[-1])[key] = value
             case "GLOBAL":
                 stack.append(Name(str(argument).replace(" ", ".")))
             case "STACK_GLOBAL":
-                name, module = pop(str), pop(str)
-                stack.append(Name(f"{module}.{name}"))
+                stack.append(Name(".".join(typed(str, each) for each in taken)))
             case "REDUCE" | "NEWOBJ":
-                arguments, name = pop(tuple), pop(Name)
-                stack.append(Record(name.text.rpartition(".")[2], arguments))
+                stack.append(Record(typed(Name, taken[0]), typed(tuple, taken[1])))
             case "BINPERSID":
-                stack.append(Record("", pop(tuple)))
+                stack.append(Record("", typed(tuple, taken[0])))
             case "BUILD":
-                state = stack.pop()
-                typed(Record, stack[-1]).state = state
-            case other:
-                raise ValueError(f"it has the operation {other}, which no checkpoint of torch has")
+                typed(Record, stack[-1]).state = taken[0]
+            case "MARK":
+                marks.append(stack)
+                stack = []
+            case "STOP":
+                break
+            case name if name not in ("PROTO", "FRAME"):
+                raise ValueError(f"it has the operation {name}, which no checkpoint of torch has")
     (found,) = stack
     return found
 
@@ -130,12 +114,3 @@ def typed(kind: type[T], value: Any) -> T:
     if type(value) is not kind:
         raise ValueError(f"it has a {type(value).__name__} in the place of a {kind.__name__}")
     return value
-
-
-def _put(mapping: Any, items: Iterable[Any]) -> None:
-    """Sets keys, each followed by its value. A tuple is no key: to hash it could take ages."""
-    each = iter(items)
-    for key, value in zip(each, each, strict=True):
-        if type(key) not in (str, int, Record):
-            raise ValueError(f"it has a {type(key).__name__} for a key")
-        typed(dict, mapping)[key] = value

@@ -140,11 +140,9 @@ class Own(Value):
             OwnObjectError: it is.
         """
         if self._place:
-            field = self._place.partition(".")[0]
-            give = "plan.with_layer" if field == "layers" else "experiment.replace"
             raise OwnObjectError(
                 f"{self.name!r} is named in a text, as {self._place}, and was not imported: read "
-                f"it with trust=True if you trust its author, or give the object by {give}"
+                "the text with trust=True if you trust its author, or give the object"
             )
         return self
 
