@@ -1,6 +1,6 @@
 """Tries hostile files on every reader: none may execute, or change what is alive."""
 
-import encodings.cp437  # noqa: F401 - zipfile imports it late
+import codecs
 import faulthandler
 import os
 import random
@@ -39,6 +39,16 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 LIVE = ("torch", "torch.serialization", "torch._utils", "torch.storage", "pathlib", "collections")
 LIVE += ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
 LIVE += ("builtins", "os", "copyreg", "workbench.plan.plan", "workbench.plan.experiment.sync")
+ENCODINGS = (
+    "cp437",
+    "utf-8-sig",
+    "utf-16",
+    "utf-16-be",
+    "utf-16-le",
+    "utf-32",
+    "utf-32-be",
+    "utf-32-le",
+)
 PLANTED = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\n"
 
 
@@ -186,6 +196,8 @@ def fuzz(count: int, seed: int = 0) -> tuple[dict[str, Counter[str]], Counter[st
                     shutil.copytree(sample / reader.kind, Path(warm, "sample"))
                     copy = Path(warm, "sample", file.relative_to(sample / reader.kind))
                     reader.read(Path(warm, "sample"), copy)
+        for name in ENCODINGS:  # which zipfile and json import late
+            codecs.lookup(name)
         before = alive()
         for _ in range(count):
             name = draw.choice(sorted(READERS))

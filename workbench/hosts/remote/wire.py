@@ -168,7 +168,7 @@ class Wire:
 
 
 def introduced(connect: Callable[[], Wire], greet: Callable[[Wire], None]) -> Wire:
-    """Returns a connection whose ends have greeted; tries again where strangers were in the way.
+    """Returns a connection whose ends have greeted; tries again, as it may have had to make room.
 
     Raises:
         OSError: the other end does not know the key, or is not there.
@@ -177,13 +177,13 @@ def introduced(connect: Callable[[], Wire], greet: Callable[[Wire], None]) -> Wi
         wire = connect()
         try:
             greet(wire)
-            break
+            return wire
         except OSError:
             wire.close()
             if not left:
                 raise
-        time.sleep(TRY_AGAIN_S)
-    return wire
+            time.sleep(TRY_AGAIN_S)
+    raise AssertionError("unreachable")
 
 
 def welcome(
@@ -193,8 +193,7 @@ def welcome(
 
     Args:
         listener: the socket that listens.
-        greet: has the other end prove that it knows the key, within `PATIENCE_S` in all; raises
-            where it does not.
+        greet: has the other end prove that it knows the key; it has `PATIENCE_S` in all.
         take: takes a connection whose other end has.
     """
     strangers: dict[Wire, float] = {}  # and how long they are waited for, the oldest first

@@ -32,20 +32,10 @@ METADATA = ".metadata"
 MOST_DIMENSIONS = 64
 _LIST_BYTES = 1 << 16  # at the end of a zip, where it lists its files: torch's are seven
 
-_OF_STORAGES = {
-    "torch.DoubleStorage": torch.float64,
-    "torch.FloatStorage": torch.float32,
-    "torch.HalfStorage": torch.float16,
-    "torch.BFloat16Storage": torch.bfloat16,
-    "torch.LongStorage": torch.int64,
-    "torch.IntStorage": torch.int32,
-    "torch.ShortStorage": torch.int16,
-    "torch.CharStorage": torch.int8,
-    "torch.ByteStorage": torch.uint8,
-    "torch.BoolStorage": torch.bool,
-    "torch.ComplexFloatStorage": torch.complex64,
-    "torch.ComplexDoubleStorage": torch.complex128,
-}
+_ELEMENTS = dict(Double="float64", Float="float32", Half="float16", BFloat16="bfloat16")
+_ELEMENTS |= dict(Long="int64", Int="int32", Short="int16", Char="int8", Byte="uint8", Bool="bool")
+_ELEMENTS |= dict(ComplexFloat="complex64", ComplexDouble="complex128")
+_OF_STORAGES = {f"torch.{name}Storage": TORCH_DTYPES[of] for name, of in _ELEMENTS.items()}
 _DTYPES = {f"torch.{name}": dtype for name, dtype in TORCH_DTYPES.items()}
 
 
