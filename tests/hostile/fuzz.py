@@ -213,9 +213,9 @@ def fuzz(count: int, seed: int = 0) -> tuple[dict[str, Counter[str]], Counter[st
     return outcomes, tripwire.found, len(moved)
 
 
-def main(count: int) -> int:
+def main(count: int, seed: int = 0) -> int:
     """Prints what became of so many files; 1 where one did more than to be refused or safe."""
-    outcomes, found, moved = fuzz(count)
+    outcomes, found, moved = fuzz(count, seed)
     for name, each in outcomes.items():
         print(f"{name}: {dict(each.most_common(8))}")
     executed = sum(times for what, times in found.items() if not what.startswith("changed "))

@@ -1,6 +1,7 @@
 """Every reader of files: what it is called on, and which errors say that a file is refused."""
 
 import shutil
+import sqlite3
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -188,6 +189,7 @@ def calibrated(folder: Path, file: Path) -> None:
         cache.kept("machine")
 
 
+OWN = (ClusterError, TypeError, ValueError, sqlite3.Error, zlib.error)  # nobody else writes it
 RUN = (*TEXT, ClusterError, CheckpointError)
 
 READERS = {
@@ -217,7 +219,7 @@ READERS = {
     ),
     "torch's chunks": Reader("dcp", "*.distcp", lambda f, p: read_weights(f), (CheckpointError,)),
     "cluster": Reader("cluster", "cluster.json", spec, (ClusterError,)),
-    "store": Reader("cluster", "server.sqlite", store, (ClusterError, TypeError, ValueError)),
+    "store": Reader("cluster", "server.sqlite", store, OWN),
     "runs of a lost store": Reader("run", "*.*", rebuilt, (), writes=True),
     "notes of clusters": Reader("registry", "**/*.cluster", known, (ClusterError,)),
     "messages": Reader("message", "[!k]*", message, (*RUN, SealError, ValueError, zlib.error)),

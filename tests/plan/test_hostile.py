@@ -1,6 +1,6 @@
 """What the author of a file can do: nothing but give an error, or a value that is safe to show.
 
-`python -m tests.plan.test_hostile 10000` tries that many files.
+`python -m tests.plan.test_hostile 10000 [SEED]` tries that many files.
 """
 
 import os
@@ -79,4 +79,4 @@ def test_a_pipe_is_not_waited_for(tmp_path, kind):
 if __name__ == "__main__":
     from tests.hostile.fuzz import main
 
-    raise SystemExit(main(int(sys.argv[1])))
+    raise SystemExit(main(*map(int, sys.argv[1:])))

@@ -10,7 +10,8 @@ message names that file and says what is in it:
     small:  0 or 1 | MAC where that is 1 | lengths | compressed TOML | skeletons
     large:  2 | SHA-256 of the file | its path              the file: as a small one
 
-What an experiment names is imported by who can check the MAC alone, as it is with skeletons.
+A message is trusted by who has the key and finds the MAC right: only there is what an experiment
+names imported, and are skeletons, which are code, unpacked.
 """
 
 import base64
@@ -52,11 +53,11 @@ def pack(experiment: Experiment, key: bytes = b"") -> bytes:
 
     Args:
         experiment: the experiment.
-        key: the cluster's key, for a MAC; b"": there are no skeletons, and nothing that the
-            experiment names is imported by who reads it.
+        key: the cluster's key, for the MAC; b"": nobody trusts the message, and there are no
+            skeletons.
 
     Raises:
-        OwnObjectError: a text that nobody vouches for names what a MAC would vouch for.
+        OwnObjectError: the experiment was itself read from a text that is not trusted.
         ValueError: there are skeletons, and no key.
     """
     text = zlib.compress(experiment.to_toml().encode(), 9)
@@ -66,7 +67,7 @@ def pack(experiment: Experiment, key: bytes = b"") -> bytes:
     packed = _HEAD.pack(len(text), len(training)) + text + training + evaluating
     if not (key or training):
         return _OPEN + packed
-    mapped(experiment, lambda own, _: own.vouched)
+    mapped(experiment, lambda own, _: own.trusted)
     return _SEALED + sealed.seal(packed, key)
 
 
@@ -97,8 +98,7 @@ def unpack(message: bytes, key: bytes = b"") -> Experiment:
 
     Args:
         message: the message.
-        key: the cluster's key; b"": skeletons, which are code, are left out, and nothing that the
-            experiment names is imported.
+        key: the cluster's key; b"": the message is not trusted, and skeletons are left out.
 
     Raises:
         ClusterError: the file to which the message refers is missing, or damaged.

@@ -376,6 +376,7 @@ class Run:
         with self._lock:
             self._require()
             if (engines := self.cluster) is not None:
+                plan = kept(plan, engines.folder, "plan")
                 # Ranks read it from the run's folder, where others may write: files have a MAC.
                 held = plan.with_own(lambda own, _: Own.of(own.loaded) if own.is_imported else own)
                 plan = kept(held, engines.folder, "plan")

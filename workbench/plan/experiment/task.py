@@ -444,7 +444,7 @@ def _installed(name: str) -> object:
     own = None if name in _BUILT_IN else installed("data").get(name)
     if own is None:
         return name
-    is_pair = isinstance(made(own.said_by(name)), tuple)
+    is_pair = isinstance(made(own.marked(name)), tuple)
     return TorchData(train=own, test=own if is_pair else None)
 
 

@@ -5,8 +5,8 @@ anywhere is given as "module:attribute". Anything else is written to a file when
 submitted (`client/run/own_objects.py`), and its ranks open that file before they begin. Nobody
 else opens one: what is loaded from it could do anything.
 
-A name in a text may be anybody's. It is a `Foreign` one, and is not imported, unless who reads the
-text trusts its author.
+A name in a text may be anybody's. Unless the text is trusted, it is read as `Foreign`, and is not
+imported.
 """
 
 import hashlib
@@ -26,21 +26,21 @@ class OwnObjectError(ValueError):
 
 
 class Foreign(str):
-    """A string in a text whose author nobody vouches for.
+    """A string from a text that is not trusted.
 
     Attributes:
-        place: where it stands, as "sync.algorithm".
+        place: its place in the text, as "sync.algorithm".
     """
 
     place: str = ""
 
 
 def foreign(content: Any, place: str = "") -> Any:
-    """Returns what a text says, all strings in it `Foreign`.
+    """Returns a text's content with every string marked as `Foreign`.
 
     Args:
         content: tables, lists and plain values.
-        place: where they stand.
+        place: their place in the text.
     """
     if isinstance(content, dict):
         prefix = f"{place}." if place else ""
@@ -62,10 +62,10 @@ class Own(Value):
     file: str = ""
     """Where it lies, pickled; "": it is imported, or was not submitted yet."""
     _held: Any = PrivateAttr(None)
-    _place: str = PrivateAttr("")  # where a text names it whose author nobody vouches for
+    _place: str = PrivateAttr("")  # its place in a text that is not trusted
 
-    def said_by(self, name: object) -> Self:
-        """Returns the same as it is named in a text, if the name is `Foreign`."""
+    def marked(self, name: object) -> Self:
+        """Returns this, marked as not trusted if its name is `Foreign`."""
         self._place = name.place.removesuffix(".name") if isinstance(name, Foreign) else ""
         return self
 
@@ -123,7 +123,7 @@ class Own(Value):
                 f"{self.name!r} was an object of the process that made the experiment, and is not "
                 "in its text: give the object again, or 'module:attribute'"
             )
-        module, _, attribute = self.vouched.name.partition(":")
+        module, _, attribute = self.trusted.name.partition(":")
         try:
             found = importlib.import_module(module)
             for name in attribute.split("."):
@@ -133,11 +133,11 @@ class Own(Value):
         return found
 
     @property
-    def vouched(self) -> Self:
-        """The same, which must not be named in a text alone that nobody vouches for.
+    def trusted(self) -> Self:
+        """This object, if its name may be imported.
 
         Raises:
-            OwnObjectError: it is.
+            OwnObjectError: it is named in a text that is not trusted.
         """
         if self._place:
             raise OwnObjectError(
@@ -153,7 +153,7 @@ class Own(Value):
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether this process has the object, or may import it: no text alone names it."""
+        """Whether this process has the object, or may import it."""
         return self._held is not None or (self.is_imported and not self._place)
 
     def _cannot_be_loaded(self, error: Exception) -> OwnObjectError:
@@ -187,14 +187,14 @@ def taken(given: object) -> object:
     if isinstance(given, Own) or given is None:
         return given
     if isinstance(given, dict) and "name" in given and given.keys() <= {"name", "file"}:
-        return Own(**given).said_by(given["name"])  # as text has it
+        return Own(**given).marked(given["name"])  # as text has it
     if isinstance(given, str):
         module, _, attribute = given.partition(":")
         if not (module and attribute):
             raise ValueError(
                 f"{given!r} is no place to import from: give 'module:attribute', or the object"
             )
-        return Own(name=given).said_by(given)
+        return Own(name=given).marked(given)
     return Own.of(given)
 
 
