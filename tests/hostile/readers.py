@@ -1,5 +1,6 @@
 """Every reader of files: what it is called on, and which errors say that a file is refused."""
 
+import json
 import shutil
 import sqlite3
 import zlib
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 import workbench as wb
 from tests.hostile.samples import NET
@@ -22,6 +24,7 @@ from workbench.model.weights.exchange import read_weights
 from workbench.plan.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.extension.own import OwnObjectError, opened
 from workbench.plan.extension.sealed import SealError
+from workbench.plan.inputs import Input
 from workbench.store import messages, registry
 from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.cluster_store import rebuild
@@ -32,8 +35,11 @@ from workbench.store.run_folder import is_whole, newest_whole
 from workbench.store.store import Store
 from workbench.train.cells import CellFiles
 from workbench.train.checkpoint.checkpoint import latest, load, state_dict
+from workbench.train.data.opening import open_data
+from workbench.train.data.reading import DataError
 from workbench.train.loop.requests import RunRequests
 
+TEXT = (PlanError, ExperimentError, MachineError)
 GRAPH = wb.trace(NET, input_shape=(1, 8, 8))
 TEXT = (PlanError, ExperimentError, MachineError)
 
@@ -173,9 +179,14 @@ def known(folder: Path, _: Path) -> None:
 
 
 def hello(_: Path, file: Path) -> None:
-    import json
-
     shown(Hello.read(json.loads(file.read_text())))
+
+
+def pictures(folder: Path, _: Path) -> None:
+    data = wb.ImageFolder(root=str(folder))
+    for split in ("train", "test"):
+        opened_data = open_data(data, (Input((3, 8, 8)),), 2, split)
+        opened_data.batch(torch.arange(len(opened_data)))
 
 
 def cells(folder: Path, _: Path) -> None:
@@ -224,4 +235,6 @@ READERS = {
     "notes of clusters": Reader("registry", "**/*.cluster", known, (ClusterError,)),
     "messages": Reader("message", "[!k]*", message, (*RUN, SealError, ValueError, zlib.error)),
     "cells": Reader("cells", "*", cells, (ValueError,)),
+    "pictures": Reader("pictures", "t*/*/*", pictures, (DataError,)),
+    "an agent's host": Reader("hello", "*", hello, (KeyError, TypeError, ValueError)),
 }

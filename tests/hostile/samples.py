@@ -1,5 +1,6 @@
 """Files as the workbench and others write them, of every kind that it reads."""
 
+import json
 import re
 import shutil
 import sqlite3
@@ -8,16 +9,19 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
 import workbench as wb
 from tests.plan.graphs import mlp, transformer, vgg
 from tests.plan.machines import machine
+from workbench.hosts.remote.reception import Hello
 from workbench.model.weights.exchange import write_weights
 from workbench.store import messages
 from workbench.store.cluster_spec import key_of
 from workbench.train.cells import Cell, CellFiles, Ending
+from workbench.train.data.built_in import FORMATS
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
 LONG_S = 120.0
@@ -48,6 +52,10 @@ def make(folder: Path) -> None:
     named.save(folder / "experiment" / "named.toml")
     machine().save(folder / "machine" / "machine.toml")
     weights(folder)
+    pictures(folder / "pictures")
+    (folder / "hello").mkdir()
+    said = json.dumps(Hello.here("127.0.0.1", 1, "lo").plain())
+    (folder / "hello" / "said.json").write_text(said)
     trained(folder)
 
 
@@ -76,6 +84,14 @@ def weights(folder: Path) -> None:
     write_weights(flat, folder / "split", "safetensors", most_bytes=100)
     (folder / "safetensors").mkdir()
     save_file(flat, folder / "safetensors" / "model.safetensors", {"note": "text"})
+
+
+def pictures(folder: Path) -> None:
+    """A folder of images of two classes, in every format that is decoded."""
+    for place in (f"{split}/{name}" for split in ("train", "test") for name in "ab"):
+        (folder / place).mkdir(parents=True)
+        for kind in FORMATS:
+            Image.new("RGB", (9, 9), (1, 2, 3)).save(folder / place / f"it.{kind.lower()}")
 
 
 def trained(folder: Path) -> None:

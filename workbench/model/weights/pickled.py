@@ -1,8 +1,8 @@
 """A pickle as data: names stay names, and what would be called or built becomes a record.
 
 Python's `pickle` imports what a pickle names, and calls it. Here `pickletools` splits the bytes
-into operations. The few that torch's checkpoints consist of are carried out on plain values, and
-any other is refused.
+into operations. The few that torch's checkpoints and CIFAR-10 consist of are carried out on plain
+values, and any other is refused.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MOST_OPERATIONS = 1 << 24
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _SAID = {
     *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
-    *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINSTRING", "SHORT_BINSTRING"),
 }
 _TAKES = {
     **{"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2},
