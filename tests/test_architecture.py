@@ -328,6 +328,12 @@ def test_a_process_begins_with_what_it_needs(module, without):
     assert loaded_with(module).isdisjoint(without)
 
 
+def test_nothing_of_ours_runs_whenever_python_starts():
+    assert not [
+        path for folder in ("env", "workbench") for path in files(folder) if path.suffix == ".pth"
+    ]
+
+
 @pytest.mark.slow
 def test_processes_hold_what_they_need(tmp_path):
     """The kernel says so, after a step of training; Python's own list is of this process only.

@@ -60,6 +60,31 @@ def follow(tmp_path):
     return lambda job: Run(toy(plan), tmp_path, job, lambda _run: job)
 
 
+@pytest.mark.parametrize("command", ["predict", "program", "verify", "run"])
+def test_what_a_file_names_is_not_imported_without_trust(tmp_path, command):
+    (tmp_path / "planted.py").write_text("print('executed')")
+    graph = wb.trace("mobilenet_v3_small", input_shape=(3, 32, 32), num_classes=10)
+    text = wb.Plan.hybrid(graph, 2).to_toml().replace('"shard_out"', '"planted:Scheme"')
+    if command == "run":
+        text += "\n[experiment]\ndata = 'digits'\noptimizer = 'sgd'\nsteps = 1\n"
+    (tmp_path / "plan.toml").write_text(text)
+    done = command_of(tmp_path, command, "plan.toml")
+    assert "planted:Scheme' is named in a text" in done.stderr
+    assert "executed" not in done.stdout
+    assert "executed" in command_of(tmp_path, command, "plan.toml", "--trust").stdout
+
+
+def command_of(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
+    return subprocess.run(
+        [sys.executable, "-m", "workbench", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

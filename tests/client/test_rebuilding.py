@@ -1,15 +1,19 @@
 """A cluster whose store is gone, or that was moved, is what the folders of its runs say."""
 
+import json
 import os
 import signal
 import sqlite3
+import sys
 from contextlib import closing
 
 import pytest
 
 import workbench as wb
 from tests.supervisor import supervising
-from workbench.store import registry
+from workbench.plan.extension.own import OwnObjectError, opened
+from workbench.store import messages, registry
+from workbench.store.cluster_spec import key_of
 from workbench.store.cluster_store import STORE, mend, rebuild
 from workbench.store.database import backup_of
 from workbench.store.errors import StoreError
@@ -89,6 +93,23 @@ def test_a_cluster_that_was_moved_has_its_runs_where_they_are_now(tmp_path):
         assert list(folder.glob(f"{STORE}.moved-1"))
     finally:
         again.stop()
+
+
+def test_what_a_run_s_folder_names_is_not_imported(tmp_path):
+    """Whoever may write beside the cluster's folder can put one there."""
+    folder, planted = registry.folder_for(tmp_path, "lost"), tmp_path / "planted"
+    folder.mkdir(mode=0o700)
+    planted.mkdir()
+    experiment(steps=4, loss="antigravity:loss").save(planted / "experiment.toml")
+    times = {"submitted": 0.0, "started": None, "ended": None}
+    told = {"cluster": registry.name_of(folder), "times": times}
+    (planted / "environment.json").write_text(json.dumps(told))
+    rebuild(folder, "a:task")
+    with closing(Store(folder / STORE)) as store:
+        arrived = messages.unpack(store.job(1).packed, key_of(folder))
+    with pytest.raises(OwnObjectError, match=r"loss\.function, and was not imported"):
+        opened(arrived)
+    assert "antigravity" not in sys.modules
 
 
 @pytest.mark.parametrize("damage", ["damaged", "of another version"])

@@ -7,6 +7,7 @@ import pytest
 
 from tests.plan.graphs import mlp, vgg
 from workbench.plan import SGD, Experiment, Plan
+from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.extension.sealed import KEY_BYTES, SealError
 from workbench.store import messages
 from workbench.store.errors import ClusterError
@@ -14,8 +15,11 @@ from workbench.store.errors import ClusterError
 KEY = bytes(range(KEY_BYTES))
 
 
-def experiment(plan: Plan) -> Experiment:
-    return Experiment(plan=plan, optimizer=SGD(lr=0.1), steps=3, data="synthetic")
+PLAN = Plan.data_parallel(mlp(4, 4), 2)
+
+
+def experiment(plan: Plan, **fields: object) -> Experiment:
+    return Experiment(plan=plan, optimizer=SGD(lr=0.1), steps=3, data="synthetic", **fields)
 
 
 def test_an_experiment_arrives_as_it_was():
@@ -44,6 +48,30 @@ def test_so_does_its_way_in_evaluation():
     ).plan.graph
     assert arrived.source.skeleton == b"in training"
     assert arrived.evaluation.source.skeleton == b"in evaluation"
+
+
+def test_what_it_names_is_imported_by_who_can_check_its_seal_alone():
+    sent = messages.pack(experiment(PLAN, loss="math:sqrt"), KEY)
+    assert messages.unpack(sent, KEY).loss.function.is_at_hand
+    assert not messages.unpack(sent).loss.function.is_at_hand
+    unsealed = messages.pack(experiment(PLAN, loss="math:sqrt"))
+    assert not messages.unpack(unsealed, KEY).loss.function.is_at_hand
+
+
+def test_a_text_that_was_changed_on_its_way_is_refused():
+    sent = messages.pack(experiment(PLAN), KEY)
+    for place in (1, 40, len(sent) - 1):
+        changed = bytearray(sent)
+        changed[place] ^= 1
+        with pytest.raises(SealError):
+            messages.unpack(bytes(changed), KEY)
+
+
+def test_what_nobody_vouches_for_is_not_sealed():
+    read = Experiment.from_toml(experiment(PLAN, loss="math:sqrt").to_toml())
+    with pytest.raises(OwnObjectError, match=r"named in a text, as loss\.function"):
+        messages.pack(read, KEY)
+    assert messages.unpack(messages.pack(read), KEY) == read
 
 
 def test_a_message_is_small():

@@ -32,6 +32,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", type=Path, metavar="RUN", help="a run's folder, or checkpoint")
     parser.add_argument("--priority", type=int, default=0, help="higher goes first")
     parser.add_argument("--detach", action="store_true", help="submit it and return")
+    _trust(parser)
     parser.set_defaults(carry_out=_late("run"))
 
 
@@ -65,6 +66,7 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=2, help="updates before weights are compared")
     parser.add_argument("--precision", choices=("fp64", "fp32"), default="fp64")
     parser.add_argument("--directory", type=Path, default=Path("runs"), help="for scratch files")
+    _trust(parser)
     parser.set_defaults(carry_out=_late("verify"))
 
 
@@ -73,6 +75,12 @@ def _of_a_plan(parser: argparse.ArgumentParser) -> None:
     of = "instead of the experiment's; of a plan alone, "
     parser.add_argument("--batch-size", type=int, metavar="N", help=f"{of}32 for each rank")
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "fp64"), help=f"{of}fp32")
+    _trust(parser)
+
+
+def _trust(parser: argparse.ArgumentParser) -> None:
+    told = "import the functions and classes that the file names, which runs their code"
+    parser.add_argument("--trust", action="store_true", help=told)
 
 
 def _late(name: str) -> Command:

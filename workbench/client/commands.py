@@ -25,7 +25,7 @@ from workbench.supervisor import supervisor_of
 
 def run(options: Namespace) -> int:
     """Runs an experiment; an interrupt stops it after its current step."""
-    experiment = Experiment.load(options.experiment)
+    experiment = Experiment.load(options.experiment, trust=options.trust)
     cluster = _cluster(options, experiment)
     started = cluster.train(experiment, resume=options.resume, priority=options.priority)
     print(f"job {started.id} of cluster {cluster.name}, in {started.directory}", file=sys.stderr)
@@ -126,7 +126,7 @@ def program(options: Namespace) -> int:
 
 def verify(options: Namespace) -> int:
     """Prints how far the split model is from the unsplit one; fails where it is not exact."""
-    plan = Plan.load(options.plan)
+    plan = Plan.load(options.plan, trust=options.trust)
     with Cluster(plan.world_size, directory=options.directory) as cluster:
         found = cluster.verify(plan, steps=options.steps, precision=options.precision)
     print(found)
@@ -136,7 +136,8 @@ def verify(options: Namespace) -> int:
 def _experiment(options: Namespace) -> Experiment:
     """What a file holds, with what is asked for; a plan alone is given a usual step."""
     text = options.plan.read_text()
-    held = Experiment.from_toml(text) if "\n[experiment]" in f"\n{text}" else Plan.from_toml(text)
+    kind = Experiment if "\n[experiment]" in f"\n{text}" else Plan
+    held = kind.from_toml(text, trust=options.trust)
     plan = required_plan("workbench", held)
     asked = {"batch_size": options.batch_size, "precision": options.precision}
     return experiment_of("workbench", held, plan, None, **asked)

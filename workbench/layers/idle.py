@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from workbench.model.build import with_tensors
+from workbench.model.dtypes import TORCH_DTYPES
 from workbench.plan.inputs import Input
 
 OutputType = Callable[[], torch.dtype]
@@ -120,7 +121,7 @@ class LayerDtypes:
             if isinstance(module, _BatchNorm) and module.momentum is None:
                 module.momentum = 1.0  # a cumulative one reads its count of batches, a value
         self._samples = [
-            fake(torch.empty(_ROWS, *one.shape, device="meta", dtype=getattr(torch, one.dtype)))
+            fake(torch.empty(_ROWS, *one.shape, device="meta", dtype=TORCH_DTYPES[one.dtype]))
             for one in inputs
         ]
         self._known: dict[Autocast, dict[str, torch.dtype]] = {}

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.vision import torchvision
 from workbench.plan.errors import unknown
-from workbench.plan.extension.sealed import imported, loaded
+from workbench.plan.extension.sealed import loads
 from workbench.plan.graph import Source
 
 
@@ -221,7 +221,7 @@ def pack(traced: GraphModule) -> bytes:
 
 def unpack(packed: bytes) -> GraphModule:
     """Unpacks a structure that `pack` has packed."""
-    name, submodules, records = loaded(zlib.decompress(packed), _find)
+    name, submodules, records = loads(zlib.decompress(packed))
     graph = Graph()
     nodes: list[Node] = []
 
@@ -244,13 +244,6 @@ class _Reference:
     """A reference to the node at this index."""
 
     place: int
-
-
-def _find(module: str, name: str) -> Any:
-    """What a pickle names; torchvision is imported even where its operators do not load."""
-    if module.partition(".")[0] == "torchvision":
-        torchvision()
-    return imported(module, name)
 
 
 def _records(graph: Graph) -> list[tuple[str, Any, Any, str]]:

@@ -185,8 +185,8 @@ class Plan:
         """Whether this process has all its schemes, without which nothing follows from it.
 
         A plan's text holds the name and the file of a person's own scheme. Only ranks open the
-        file (`plan/extension/own.py`); elsewhere such a plan can be kept, shown by name and
-        submitted.
+        file (`plan/extension/own.py`), and a name is imported with trust alone; elsewhere such a
+        plan can be kept, shown by name and submitted.
         """
         return all(choice.is_at_hand for choice in self.layers.values())
 
@@ -398,18 +398,20 @@ class Plan:
         return serial.to_toml(self)
 
     @classmethod
-    def from_toml(cls, text: str, graph: Graph | None = None) -> "Plan":
+    def from_toml(cls, text: str, graph: Graph | None = None, *, trust: bool = False) -> "Plan":
         """The plan of a text written by `to_toml`.
 
         Args:
             text: the text, in TOML.
             graph: the model that the plan must be for; None: the one described in the text.
+            trust: whether to import the schemes that the text names, which runs their author's
+                code. Without it such a plan can be shown, compared, changed and saved.
 
         Raises:
             PlanError: the text is not TOML, an entry has a wrong name, type or value, or the plan
                 is for another model.
         """
-        plan = cls(**serial.read(toml_of(text, PlanError), graph))
+        plan = cls(**serial.read(toml_of(text, PlanError), graph, trust=trust))
         if plan.is_at_hand:
             plan._check_described()
         return plan
@@ -438,14 +440,14 @@ class Plan:
         return show.pieces_svg(self)
 
     @classmethod
-    def load(cls, path: str | Path, graph: Graph | None = None) -> "Plan":
-        """Reads a file written by `save`, or by hand.
+    def load(cls, path: str | Path, graph: Graph | None = None, *, trust: bool = False) -> "Plan":
+        """Reads a file written by `save`, or by hand; as `from_toml`.
 
         Raises:
             PlanError: the text is not a valid plan, or the plan is for another model.
         """
         with about(path, PlanError):
-            return cls.from_toml(text_of(path, PlanError), graph)
+            return cls.from_toml(text_of(path, PlanError), graph, trust=trust)
 
     def __repr__(self) -> str:
         return "\n".join([show.headline(self), *explained(self.graph, self.layers)])

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.dataclasses import dataclass as checked
 
 from workbench.plan.errors import PlanError, readable, unknown
-from workbench.plan.extension.own import Own
+from workbench.plan.extension.own import Own, foreign
 from workbench.plan.graph import KINDS, Graph, Layer, Source, Weight
 from workbench.plan.inputs import Input, plain_input
 from workbench.plan.placement.choice import LayerPlan
@@ -68,8 +68,13 @@ def to_toml(plan: PlanFields) -> str:
     )
 
 
-def read(content: Mapping[str, Any], graph: Graph | None) -> dict[str, Any]:
+def read(content: Mapping[str, Any], graph: Graph | None, *, trust: bool) -> dict[str, Any]:
     """The fields of a Plan from parsed TOML.
+
+    Args:
+        content: the tables of the text.
+        graph: the model that the plan must be for; None: the one in the text.
+        trust: whether schemes that it names may be imported.
 
     Raises:
         PlanError: a missing table, an unknown key, a wrong type, or another model.
@@ -96,7 +101,9 @@ def read(content: Mapping[str, Any], graph: Graph | None) -> dict[str, Any]:
     layers = {}
     for name, entry in _flat(entries).items():
         with readable(PlanError, f"layer {name!r}"):
-            layers[name] = _CHOICE.validate_python(entry, strict=False)
+            choice = _CHOICE.validate_python(entry, strict=False)
+        scheme = choice.scheme if trust else foreign(choice.scheme, f"layers.{name}.scheme")
+        layers[name] = LayerPlan(scheme, choice.group_size, choice.shares, choice.recompute)
     world_size = head.get("world_size")
     if isinstance(world_size, int) and world_size > MOST_RANKS:
         raise PlanError(f"[plan]: world_size: at most {MOST_RANKS:,} in a text, got {world_size}")
@@ -107,20 +114,8 @@ def read(content: Mapping[str, Any], graph: Graph | None) -> dict[str, Any]:
         "rounds": head.get("rounds", "BK"),
         "row_shares": head.get("row_shares"),
         "shard_tokens": head.get("shard_tokens", False),
-        "layers": {
-            name: LayerPlan(
-                _scheme(choice.scheme), choice.group_size, choice.shares, choice.recompute
-            )
-            for name, choice in layers.items()
-        },
+        "layers": layers,
     }
-
-
-def _scheme(given: str | dict[str, str]) -> object:
-    """A scheme as `LayerPlan` takes it; what a text names is not imported: it may be anybody's."""
-    name = given if isinstance(given, str) else given.get("name", "")
-    is_place = isinstance(given, str) or given.keys() == {"name"}
-    return Own.read(name) if is_place and ":" in name else given
 
 
 def _flat(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _absent(plan: ShownPlan) -> str:
     names = {choice.name for choice in plan.layers.values() if not choice.is_at_hand}
     return (
         f"What each rank holds is not known here: {', '.join(sorted(names))} was an object of the "
-        "process that made the plan, or is in a module that was not imported here: import that, or "
+        "process that made the plan, or is named in a text, which was read without trust=True: "
         "give it again with plan.with_layer(..., scheme=...)"
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from workbench.plan.extension.sealed import KEY_BYTES
-from workbench.plan.writing import make_whole, write_whole
+from workbench.plan.writing import make_whole, replacing
 from workbench.store.errors import ClusterError
 from workbench.store.process import ProcessIdentity
 from workbench.store.profile import Launch
@@ -145,7 +145,9 @@ class ClusterSpec:
 
     def save(self, folder: Path) -> None:
         """Writes it into a cluster's folder."""
-        write_whole(folder / FILE, json.dumps(asdict(self), indent=1))
+        with replacing(folder / FILE) as part:
+            part.touch(mode=0o600)  # variables that engines get may be secrets
+            part.write_text(json.dumps(asdict(self), indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Self:

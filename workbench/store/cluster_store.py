@@ -306,7 +306,7 @@ class _Run:
             kind="train",
             name=self.experiment.plan.graph.source.name,
             task=task,
-            packed=messages.sendable(messages.pack(self.experiment, key), folder / "experiments"),
+            packed=messages.sendable(messages.pack(self.experiment), folder / "experiments"),
             keywords=messages.pack_keywords(keywords, key),
             engines=self.experiment.plan.world_size,
             directory=str(self.directory),

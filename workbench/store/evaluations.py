@@ -11,9 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from workbench.store.run_folder import complete_checkpoints
 
 EVALUATIONS = "evaluations.jsonl"
+_FIGURES = TypeAdapter(dict[str, float])
 
 
 def add_evaluation(directory: Path, done: int, figures: Mapping[str, float]) -> None:
@@ -30,10 +33,10 @@ def read_evaluations(directory: Path) -> dict[int, dict[str, float]]:
     """Returns the figures by the number of steps that were done, in their order."""
     found: dict[int, dict[str, float]] = {}
     with suppress(FileNotFoundError):
-        for line in (directory / EVALUATIONS).read_text("utf-8").splitlines():
-            with suppress(ValueError):  # it is being written, or its writer was killed
-                figures = json.loads(line)
-                found[int(figures.pop("done"))] = figures
+        for line in (directory / EVALUATIONS).read_text("utf-8", "replace").splitlines():
+            with suppress(ValueError):  # it is being written, or was cut off
+                figures = _FIGURES.validate_json(line)
+                found[int(figures.pop("done", 0))] = figures
     return dict(sorted(found.items()))
 
 

@@ -7,8 +7,11 @@ opened by who has the cluster's key: engines, and for what a call returned, who 
 An experiment that is too large for a message lies in a file of the cluster's folder, and its
 message names that file and says what is in it:
 
-    small:  lengths | compressed TOML | sealed skeletons
-    large:  0, 0 | SHA-256 of the file | its path              the file: as a small one
+    small:  0 or 1 | MAC where that is 1 | lengths | compressed TOML | skeletons
+    large:  2 | SHA-256 of the file | its path              the file: as a small one
+
+A message is trusted by who has the key and finds the MAC right: only there is what an experiment
+names imported, and are skeletons, which are code, unpacked.
 """
 
 import base64
@@ -28,6 +31,7 @@ from pydantic import TypeAdapter
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension import sealed
+from workbench.plan.extension.own import mapped
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 from workbench.plan.writing import write_whole
@@ -38,7 +42,7 @@ LARGEST_INLINE_BYTES = LARGEST_MESSAGE_BYTES // 2
 """Of an experiment in a message: its arguments travel to engines in the same one."""
 
 _HEAD = struct.Struct("=II")
-_REFERENCE = _HEAD.pack(0, 0)  # a compressed text is never empty
+_OPEN, _SEALED, _REFERENCE = b"\0", b"\1", b"\2"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -49,17 +53,22 @@ def pack(experiment: Experiment, key: bytes = b"") -> bytes:
 
     Args:
         experiment: the experiment.
-        key: the cluster's key, for the skeletons' MAC; b"": there are none.
+        key: the cluster's key, for the MAC; b"": nobody trusts the message, and there are no
+            skeletons.
 
     Raises:
+        OwnObjectError: the experiment was itself read from a text that is not trusted.
         ValueError: there are skeletons, and no key.
     """
     text = zlib.compress(experiment.to_toml().encode(), 9)
     graph: Graph = experiment.plan.graph
     training = graph.source.skeleton or b""
     evaluating = graph.evaluation.source.skeleton or b"" if graph.evaluation else b""
-    code = training + evaluating
-    return _HEAD.pack(len(text), len(training)) + text + (sealed.seal(code, key) if code else b"")
+    packed = _HEAD.pack(len(text), len(training)) + text + training + evaluating
+    if not (key or training):
+        return _OPEN + packed
+    mapped(experiment, lambda own, _: own.trusted)
+    return _SEALED + sealed.seal(packed, key)
 
 
 def sendable(packed: bytes, folder: Path) -> bytes:
@@ -89,19 +98,21 @@ def unpack(message: bytes, key: bytes = b"") -> Experiment:
 
     Args:
         message: the message.
-        key: the cluster's key; b"": skeletons, which are code, are left out.
+        key: the cluster's key; b"": the message is not trusted, and skeletons are left out.
 
     Raises:
         ClusterError: the file to which the message refers is missing, or damaged.
-        SealError: the skeletons are not as the owner of the key has left them.
+        SealError: it is not as the owner of the key has left it.
     """
     message = _whole(message)
-    length, of_training = _HEAD.unpack_from(message)
-    text, code = message[_HEAD.size :][:length], message[_HEAD.size + length :]
-    experiment = Experiment.from_toml(zlib.decompress(text).decode())
-    if not code or not key:
+    packed, trust = message[1:], message.startswith(_SEALED) and bool(key)
+    if message.startswith(_SEALED):
+        packed = sealed.unseal(packed, key) if key else packed[sealed.MAC_BYTES :]
+    length, of_training = _HEAD.unpack_from(packed)
+    text, skeletons = packed[_HEAD.size :][:length], packed[_HEAD.size + length :]
+    experiment = Experiment.from_toml(zlib.decompress(text).decode(), trust=trust)
+    if not skeletons or not trust:
         return experiment
-    skeletons = sealed.unseal(code, key)
     plan: Plan = experiment.plan
     graph = _with_skeleton(plan.graph, skeletons[:of_training])
     if graph.evaluation is not None:
@@ -114,7 +125,7 @@ def _whole(message: bytes) -> bytes:
     """What `sendable` was given; raises ClusterError where its file does not have it."""
     if not message.startswith(_REFERENCE):
         return message
-    digest, name = message[_HEAD.size :][:_DIGEST_BYTES], message[_HEAD.size + _DIGEST_BYTES :]
+    digest, name = message[1:][:_DIGEST_BYTES], message[1 + _DIGEST_BYTES :]
     path = Path(os.fsdecode(name))
     try:
         packed = path.read_bytes()

@@ -126,7 +126,7 @@ def _place(name: str) -> Path:
 
 
 def _found(name: str) -> Path | None:
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # it is not there, or no text
         folder = Path(_place(name).read_text().strip())
         if (folder / FILE).exists():
             return folder

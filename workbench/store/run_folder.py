@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Self
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import COLUMNS
@@ -134,13 +134,16 @@ def read_notes(directory: Path) -> list[str]:
     return []
 
 
+_Seconds = Annotated[float, Field(ge=0, lt=1 << 37)] | None  # a date can be made of them
+
+
 @dataclass(frozen=True)
 class JobTimes:
     """When what happened to a run, in seconds since the epoch; None: it has not, yet."""
 
-    submitted: float | None = None
-    started: float | None = None
-    ended: float | None = None
+    submitted: _Seconds = None
+    started: _Seconds = None
+    ended: _Seconds = None
 
     @property
     def wall_s(self) -> float:

@@ -27,6 +27,7 @@ from workbench.comm.parts import MOST_BYTES, LocalCopy, SentPart, exchange_parts
 from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel
+from workbench.model.dtypes import TORCH_DTYPES
 from workbench.plan.experiment.optimizers import Remembered
 from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Shard
@@ -337,5 +338,5 @@ def _numbers(
 
 def _dtype(stated: str, floating: torch.dtype) -> torch.dtype:
     """Of a tensor in this run: floating-point ones are as wide as it is."""
-    dtype: torch.dtype = getattr(torch, stated)
+    dtype = TORCH_DTYPES[stated]
     return floating if dtype.is_floating_point else dtype

@@ -1,12 +1,14 @@
 """Runs that are read back from their folders, without a cluster."""
 
 import shutil
+import sys
 
 import pandas
 import pytest
 import torch
 
 import workbench as wb
+from tests.plan.graphs import mlp
 from workbench.client.records.recorded import UNFINISHED
 from workbench.store.errors import ClusterError, Diverged, RankError
 from workbench.store.messages import Answer
@@ -88,3 +90,17 @@ def test_a_failed_run_raises_what_it_raised(past, session, error):
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(ClusterError, match=r"no run's folder: experiment\.toml is not there"):
         wb.Run.load(tmp_path)
+
+
+def test_what_a_folder_names_is_imported_with_trust_alone(tmp_path):
+    plan = wb.Plan.data_parallel(mlp(4, 4), 2)
+    experiment = wb.Experiment(
+        plan=plan, data="digits", loss="antigravity:loss", optimizer="sgd", steps=1
+    )
+    experiment.save(tmp_path / "experiment.toml")
+    run = wb.Run.load(tmp_path)
+    assert run.experiment == experiment
+    assert repr(run)
+    assert not run.experiment.loss.function.is_at_hand
+    assert wb.Run.load(tmp_path, trust=True).experiment.loss.function.is_at_hand
+    assert "antigravity" not in sys.modules

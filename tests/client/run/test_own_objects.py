@@ -178,6 +178,16 @@ def test_only_files_of_this_cluster_are_loaded(tmp_path, monkeypatch):
         text.data.train.opened()
 
 
+def test_what_a_text_names_is_refused_all_at_once(tmp_path):
+    text = experiment(loss="math:sqrt", metrics={"m": "math:cos"}).to_toml()
+    again = Experiment.from_toml(text).replace(data="digits")
+    with pytest.raises(ExperimentError, match=r"loss\.function: .*; metrics\.m\.sums: ") as raised:
+        kept(again, tmp_path)
+    assert "experiment.replace(loss=..., metrics=...)" in str(raised.value)
+    trusted = Experiment.from_toml(text, trust=True).replace(data="digits")
+    assert kept(trusted, tmp_path) == trusted
+
+
 def test_the_text_of_an_object_is_not_the_object(tmp_path):
     again = Experiment.from_toml(experiment().to_toml())
     with pytest.raises(ExperimentError, match="was an object of the process that made the"):

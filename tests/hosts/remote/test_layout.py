@@ -55,10 +55,9 @@ def test_the_gpus_of_a_host_are_dealt_and_those_of_another_are_others():
 
 
 def test_ranks_are_told_the_interface_of_their_own_host(tmp_path):
-    (site,) = sites_of([hello("a", port=7)], tmp_path, {"HF_HOME": "/models"}, 20.0)
+    (site,) = sites_of([hello("a", port=7)], tmp_path, 20.0)
     assert site.enter[-4:] == ("address of a", "7", str(tmp_path), "20.0")
     assert site.environment["GLOO_SOCKET_IFNAME"] == "ib-a"
-    assert site.environment["HF_HOME"] == "/models"
 
 
 def test_another_version_on_a_host_is_named():

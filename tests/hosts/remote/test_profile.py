@@ -45,6 +45,7 @@ def test_a_spec_is_read_as_it_was_written_before_and_after_its_hosts_have_come(
     assert spec.launch.environment == {"HF_HOME": "/models"}
     spec.save(tmp_path)
     assert ClusterSpec.load(tmp_path) == spec
+    assert (tmp_path / "cluster.json").stat().st_mode & 0o777 == 0o600
     assert spec.num_engines == 1
     with pytest.raises(ValueError, match="a device and a site for each"):
         ClusterSpec(launch=spec.launch, devices=devices_of([hello("a")]))

@@ -5,19 +5,27 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from tests.hosts.remote.agents import hello
+from workbench.hosts.host import probe, whole_host
 from workbench.hosts.remote import agent as agent_module
 from workbench.hosts.remote import wire
+from workbench.hosts.remote.gathering import sites_of
 from workbench.hosts.remote.reception import Reception
+from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.process import LOST, UNREACHED, stat_file
+from workbench.store.profile import Launch
+from workbench.supervisor.cluster_processes import engine_environment
 
 SOON_S = 60.0
+SECRET = "a-token-that-nobody-on-the-way-may-read"
 STANDS = """
 import os, signal, sys, time
 def note(number, frame):
@@ -51,6 +59,8 @@ def reception(tmp_path) -> Iterator[Reception]:
 def agent(tmp_path, reception) -> "Iterator[subprocess.Popen[bytes]]":
     """It ends with the reception."""
     (tmp_path / "agents").mkdir()
+    launch = Launch(engines=1, config="", environment={"TOKEN": SECRET})
+    ClusterSpec(launch=launch).save(tmp_path)
     arguments = [str(tmp_path), reception.nonce, reception.places, wire.ANY, "--mpi"]
     with subprocess.Popen([sys.executable, "-m", agent_module.MODULE, *arguments]) as agent:
         until(lambda: reception.there)
@@ -69,11 +79,15 @@ def place(reception, agent) -> tuple[str, str]:
 
 @contextmanager
 def relay(
-    folder: Path, place: tuple[str, str], code: str, lease_s: float = 5.0
+    folder: Path,
+    place: tuple[str, str],
+    code: str,
+    lease_s: float = 5.0,
+    **environment: str,
 ) -> "Iterator[subprocess.Popen[bytes]]":
     module = "workbench.hosts.remote.relay"
-    told = {"WORKBENCH_CARRIED": "", "WORKBENCH_ENGINE": "0", "WORKBENCH_PARENT": str(os.getpid())}
-    told["WORKBENCH_CARRIED"] = "WORKBENCH_ENGINE"
+    told = {"WORKBENCH_ENGINE": "0", "WORKBENCH_PARENT": str(os.getpid())}
+    told |= {"WORKBENCH_CARRIED": "WORKBENCH_ENGINE", **environment}
     with subprocess.Popen(
         [sys.executable, "-m", module, *place, str(folder), str(lease_s), "python", "-c", code],
         env={**os.environ, **told},
@@ -121,6 +135,40 @@ def test_signals_reach_an_engine_and_its_end_is_the_relays(tmp_path, place):
         pid = int(until(lambda: words(tmp_path, 2))[1])
         last.kill()
         until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@pytest.fixture
+def overheard(place) -> "Iterator[tuple[tuple[str, str], bytearray]]":
+    """A place between relay and agent, and all that was said there."""
+    said = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pass_on(source: socket.socket, target: socket.socket) -> None:
+            with source, suppress(OSError):
+                while content := source.recv(1 << 16):
+                    said.extend(content)
+                    target.sendall(content)
+                target.shutdown(socket.SHUT_WR)
+
+        def stand_between() -> None:
+            near, far = listener.accept()[0], socket.create_connection((place[0], int(place[1])))
+            for ends in ((near, far), (far, near)):
+                threading.Thread(target=pass_on, args=ends, daemon=True).start()
+
+        threading.Thread(target=stand_between, daemon=True).start()
+        yield ("127.0.0.1", str(listener.getsockname()[1])), said
+
+
+@pytest.mark.slow
+def test_variables_of_a_profile_reach_an_engine_and_nobody_on_the_way(tmp_path, overheard):
+    between, said = overheard
+    (site,) = sites_of([hello("a")], tmp_path, 5.0)
+    environment = engine_environment(0, whole_host(probe()), site, tmp_path, tmp_path / "engine")
+    code = f"import os; raise SystemExit(3 * (os.environ['TOKEN'] == {SECRET[::-1]!r}[::-1]))"
+    with relay(tmp_path, between, code, **environment) as one:
+        assert one.wait(SOON_S) == 3
+    assert b"WORKBENCH_ENGINE" in said
+    assert SECRET.encode() not in said
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.checkpoint.metadata import Metadata
 from torch.testing import assert_close
 
 from workbench.model import CheckpointError, WeightsFile, initialize, trace
@@ -98,28 +97,18 @@ def test_metadata_execute_nothing(state, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write_weights(state, tmp_path / "out", "dcp")
     (folder / ".metadata").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(CheckpointError, match=r"is not loaded: it names (posix|os)\.mkdir"):
+    with pytest.raises(CheckpointError, match=r"has a \w+\.mkdir in the place of a Metadata"):
         read_weights(folder)
     assert not (tmp_path / "executed").exists()
     pickle.loads((folder / ".metadata").read_bytes())  # as torch does: the fault is a real one
     assert (tmp_path / "executed").exists()
 
 
-def test_metadata_name_files_beside_them_only(state, tmp_path):
-    folder = write_weights(state, tmp_path / "out", "dcp")
-    metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())
-    for place in metadata.storage_data.values():
-        place.relative_path = f"../{place.relative_path}"
-    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match="no file beside it"):
-        read_weights(folder)
-
-
 @pytest.mark.parametrize("content", [b"", b"damaged", pickle.dumps({"a": 1})])
 def test_damaged_metadata(state, tmp_path, content):
     folder = write_weights(state, tmp_path / "out", "dcp")
     (folder / ".metadata").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"is damaged|holds no metadata"):
+    with pytest.raises(CheckpointError, match=r"\.metadata cannot be read: "):
         read_weights(folder)
 
 

@@ -8,7 +8,15 @@ import pytest
 from workbench.plan.experiment.task import Digits, TorchData
 from workbench.plan.extension import own as owns
 from workbench.plan.extension.extension import Check, Extension, extension_of, named
-from workbench.plan.extension.own import Own, OwnObjectError, called, mapped, opened, taken
+from workbench.plan.extension.own import (
+    Own,
+    OwnObjectError,
+    called,
+    foreign,
+    mapped,
+    opened,
+    taken,
+)
 from workbench.plan.extension.sealed import KEY_BYTES, KEY_FILE, pack
 
 ROWS = [1]
@@ -100,10 +108,27 @@ def test_what_is_held_or_lies_in_a_file_is_not_imported():
     assert not Own(name="sqrt").is_at_hand
 
 
-def test_what_a_text_names_is_at_hand_only_where_its_module_is_loaded():
-    assert Own.read("math:sqrt").is_at_hand
-    assert not Own.read("a_module_of_nobody:thing").is_at_hand
+def test_what_a_text_names_is_neither_at_hand_nor_loaded():
+    said = taken(foreign({"loss": "math:sqrt"})["loss"])
+    assert said == Own(name="math:sqrt")
+    assert not said.is_at_hand
+    with pytest.raises(
+        OwnObjectError, match=r"'math:sqrt' .* as loss, .* trust=True .* give the object"
+    ):
+        _ = said.loaded
+    with pytest.raises(OwnObjectError, match="trust=True"):
+        said.opened()
     assert Own(name="a_module_of_nobody:thing").is_at_hand
+
+
+def test_all_strings_of_a_text_say_where_they_stand():
+    said = foreign({"a": {"b": "x"}, "c": ["y", {"d": "z"}], "e": 5})
+    assert said == {"a": {"b": "x"}, "c": ["y", {"d": "z"}], "e": 5}
+    assert [s.place for s in (said["a"]["b"], said["c"][0], said["c"][1]["d"])] == [
+        "a.b",
+        "c",
+        "c.d",
+    ]
 
 
 @pytest.mark.parametrize(

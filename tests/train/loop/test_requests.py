@@ -1,10 +1,14 @@
 """What people request of a running job: who comes first, what is done, and what is kept."""
 
+import sys
 import threading
+
+import pytest
 
 from tests.train.small import net
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.extension.own import OwnObjectError, opened
 from workbench.plan.plan import Plan
 from workbench.train.loop.requests import (
     CarriedOut,
@@ -149,3 +153,16 @@ def test_rates_without_a_note_of_the_one_before_begin_with_the_experiment_s(tmp_
     carried(requests, LearningRate(0.5), 4)
     found = LearningRates.of(0.3, requests)
     assert [found.at(step) for step in (3, 4)] == [0.3, 0.5]
+
+
+def test_what_a_request_names_is_not_imported(tmp_path):
+    """Whoever may write into the run's folder can put one there."""
+    text = Plan.hybrid(GRAPH, 2).to_toml().replace('"shard_out"', '"antigravity:Scheme"')
+    assert "antigravity" in text
+    (tmp_path / "requests").mkdir()
+    (tmp_path / "requests" / "0001.toml").write_text(text)
+    found = RunRequests(tmp_path).read(1, GRAPH)
+    assert not found.is_at_hand
+    with pytest.raises(OwnObjectError, match="trust=True"):
+        opened(found)
+    assert "antigravity" not in sys.modules

@@ -9,6 +9,7 @@ from workbench.widgets.editor import target
 
 VGG = graphs.vgg()
 HYBRID = wb.Plan.hybrid(VGG, 4)
+NAMED = HYBRID.to_toml().replace('scheme = "shard_out"', 'scheme = "antigravity:Scheme"')
 
 
 def ask(editor, **content):
@@ -122,6 +123,7 @@ def test_save_and_load(edit, tmp_path):
         ("", None, "no file was named"),
         ("absent.toml", None, "absent.toml"),
         ("bad.toml", "what?", "not TOML"),
+        ("named.toml", NAMED, "was not imported: read the text with trust=True"),
         ("other.toml", wb.Plan.hybrid(graphs.mlp(4, 4, 2), 2).to_toml(), "this plan is for"),
     ],
 )

@@ -38,6 +38,7 @@ class RecordedJob:
 
     Args:
         directory: the run's folder.
+        trust: whether `experiment` may import what the folder names.
 
     Attributes:
         id: the number that the job had; None: its folder does not say.
@@ -51,14 +52,14 @@ class RecordedJob:
         PlanError: the plan in it is wrong.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, trust: bool = False) -> None:
         if not (directory / EXPERIMENT).is_file():
             raise ClusterError(f"{directory} is no run's folder: {EXPERIMENT} is not there")
         self._directory = directory
         self.outcome = RunOutcome.load(directory)
         self.id = None if self.outcome is None else self.outcome.job
         self.has_lost_rows = self.outcome is not None and self.outcome.has_lost_rows
-        self.experiment = self._experiment()
+        self.experiment = self._experiment(trust)
 
     @property
     def cluster(self) -> Engines | None:
@@ -148,9 +149,9 @@ class RecordedJob:
             lines = pandas.read_csv(table).to_dict("records")
             yield [{name: line.get(name, math.nan) for name in COLUMNS} for line in lines]
 
-    def _experiment(self) -> Experiment:
+    def _experiment(self, trust: bool) -> Experiment:
         """What ran last: under its last plan, and on its last number of ranks."""
-        experiment = Experiment.load(self._directory / EXPERIMENT)
+        experiment = Experiment.load(self._directory / EXPERIMENT, trust=trust)
         num_ranks = len(self.engines)
         if num_ranks not in (0, experiment.plan.world_size):
             with suppress(PlanError, ExperimentError):

@@ -42,7 +42,7 @@ def kept(value: T, folder: Path, place: str = "") -> T:
         OSError: the disk is full, or the folder cannot be written to.
     """
     objects = folder / "objects"
-    _refuse_strangers(value, objects, place)
+    _require(value, objects, place)
     found: T = mapped(value, lambda own, place: _written(own, objects, place), place)
     if isinstance(found, Experiment):
         try:
@@ -52,33 +52,31 @@ def kept(value: T, folder: Path, place: str = "") -> T:
     return found
 
 
-def _refuse_strangers(value: Experiment | Plan, folder: Path, place: str) -> None:
-    """Refuses what lies in files of somebody else, all of it at once."""
-    strangers: dict[str, Own] = {}
+def _require(value: Experiment | Plan, folder: Path, place: str) -> None:
+    """Refuses what no rank could have, all of it at once.
 
-    def note(own: Own, place: str) -> Own:
-        if own.file and own.held is None and Path(own.file).parent != folder:
-            strangers[place] = own
+    Raises:
+        ExperimentError: there is some; the text says how to give it.
+    """
+    absent: dict[str, OwnObjectError] = {}
+
+    def look(own: Own, place: str) -> Own:
+        if own.held is None and Path(own.file).parent != folder:
+            try:
+                _ = own.loaded
+            except OwnObjectError as error:
+                absent[place] = error
         return own
 
-    mapped(value, note, place)
-    if strangers:
-        told = ", ".join(f"{place}: {own}" for place, own in strangers.items())
-        fields = ", ".join(dict.fromkeys(f"{p.partition('.')[0]}=..." for p in strangers))
-        raise ExperimentError(
-            f"{told}: no files of this cluster have it, and what is loaded from others could do "
-            f"anything; give it again: experiment.replace({fields})"
-        )
+    mapped(value, look, place)
+    if absent:
+        told = "; ".join(f"{place}: {error}" for place, error in absent.items())
+        fields = ", ".join(dict.fromkeys(f"{place.partition('.')[0]}=..." for place in absent))
+        raise ExperimentError(f"{told}; as in experiment.replace({fields})")
 
 
 def _written(own: Own, folder: Path, place: str) -> Own:
-    if own.file and Path(own.file).parent == folder:
-        return own
-    if own.held is None:
-        try:
-            _ = own.loaded
-        except OwnObjectError as error:
-            raise ExperimentError(f"{place}: {error}") from error
+    if own.held is None or Path(own.file).parent == folder:
         return own
     try:
         with _by_value():

@@ -24,6 +24,7 @@ from workbench.plan.display.html import save
 from workbench.plan.display.markup import Markup
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row
+from workbench.plan.extension.own import Own
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plan import Plan
 from workbench.plan.writing import write_whole
@@ -98,7 +99,7 @@ class Run:
         self._follow(job)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
+    def load(cls, folder: str | Path, *, trust: bool = False) -> Self:
         """A run as its folder tells of it: of the past, or of another computer; without a cluster.
 
         It has metrics, evaluation, notes, environment and weights as far as the folder has them.
@@ -106,13 +107,15 @@ class Run:
 
         Args:
             folder: the run's folder, `run.directory`.
+            trust: whether `experiment` may import the functions and classes that the folder names,
+                as `Experiment.load` has it: to go on with them.
 
         Raises:
             ClusterError: it is no run's folder, or a file in it cannot be read.
             ExperimentError, PlanError: the experiment in it is wrong, or its plan.
         """
         directory = Path(folder).resolve()
-        job = RecordedJob(directory)
+        job = RecordedJob(directory, trust=trust)
         run = cls(job.experiment, directory, job, job.again, is_kept=True)
         waiting.follow(run, None, False)
         if job.outcome is None:
@@ -372,7 +375,11 @@ class Run:
         """
         with self._lock:
             self._require()
-            plan = plan if (engines := self.cluster) is None else kept(plan, engines.folder, "plan")
+            if (engines := self.cluster) is not None:
+                plan = kept(plan, engines.folder, "plan")
+                # Ranks read it from the run's folder, where others may write: files have a MAC.
+                held = plan.with_own(lambda own, _: Own.of(own.loaded) if own.is_imported else own)
+                plan = kept(held, engines.folder, "plan")
             return self._changes.replan(self.experiment, plan, machine, self._done.is_set)
 
     def set_lr(self, value: float) -> RequestHandle:

@@ -12,14 +12,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 from workbench.hosts.remote.reception import Hello, address_of, addresses
-from workbench.hosts.remote.wire import ANY, KEY, Wire
+from workbench.hosts.remote.wire import ANY, KEY, Wire, introduced, welcome
+from workbench.store.cluster_spec import ClusterSpec
+from workbench.store.errors import ClusterError
 
 MODULE = "workbench.hosts.remote.agent"
 DIAL_S = 5.0
@@ -39,48 +41,38 @@ def main(arguments: Sequence[str]) -> None:
     for _ in range(1, next((int(each) for each in others if each.isdecimal()), 1)):
         alike = ["-P", "-m", MODULE, folder, nonce, places, interface]
         subprocess.Popen([sys.executable, *alike], stdin=subprocess.DEVNULL)
-    supervisor, key = _dial(places.split(",")), _key(Path(folder))
-    host = socket.gethostname()
-    complaint = (
-        ""
-        if key
-        else (
+    key, host, complaint = _key(Path(folder)), socket.gethostname(), ""
+    try:
+        own = None if interface == ANY else address_of(interface)
+        variables = _variables(Path(folder)) if key else {}
+    except (ValueError, ClusterError) as error:
+        complaint = f"{host}: {error}"
+    if key is None:
+        complaint = (
             f"{host} does not see {folder}: Cluster(directory=...) has to be on a file system that "
             "all hosts share, by the same path"
         )
-    )
-    try:
-        address = supervisor.here if interface == ANY else address_of(interface)
-    except ValueError as error:
-        complaint = f"{host}: {error}"
-    supervisor.say(nonce=nonce, complaint=complaint)
+
+    def greet(supervisor: Wire) -> None:
+        supervisor.say(nonce=nonce, complaint=complaint)
+        if key and not complaint:
+            supervisor.prove(key, first=True)
+
+    supervisor = introduced(lambda: _dial(places.split(",")), greet)
     if complaint or key is None:
         raise SystemExit(complaint)
-    supervisor.prove(key, first=True)
+    address = own or supervisor.here
     listener = socket.create_server((address, 0))
     name = addresses().get(address, "") if interface == ANY else interface
     supervisor.say(**Hello.here(address, listener.getsockname()[1], name).plain())
-    serving = Serving()
+    serving = Serving(variables)
     threading.Thread(target=_follow, args=(supervisor, serving), daemon=True).start()
     admitted: SimpleQueue[Wire] = SimpleQueue()
-    threading.Thread(target=_receive, args=(listener, key, admitted), daemon=True).start()
+    receiving = (listener, partial(Wire.prove, key=key, first=False), admitted.put)
+    threading.Thread(target=welcome, args=receiving, daemon=True).start()
     while True:
         with suppress(OSError):  # whoever it was has gone
             serving.serve(admitted.get())
-
-
-def _receive(listener: socket.socket, key: bytes, admitted: "SimpleQueue[Wire]") -> None:
-    """Takes in who knows the key; who is silent keeps nobody else waiting."""
-    while True:
-        link, _ = listener.accept()
-        threading.Thread(target=_admit, args=(link, key, admitted), daemon=True).start()
-
-
-def _admit(link: socket.socket, key: bytes, admitted: "SimpleQueue[Wire]") -> None:
-    with suppress(OSError):  # it does not know the key, or has gone
-        relay = Wire(link)
-        relay.prove(key, first=False)
-        admitted.put(relay)
 
 
 def _dial(places: Sequence[str]) -> Wire:
@@ -108,6 +100,12 @@ def _key(folder: Path) -> bytes | None:
     return None
 
 
+def _variables(folder: Path) -> Mapping[str, str]:
+    """The variables of all engines, which may be secrets: read here, not said over a network."""
+    launch = ClusterSpec.load(folder).launch
+    return {} if launch is None else launch.environment
+
+
 def _follow(supervisor: Wire, serving: "Serving") -> None:
     """Ends this process when the supervisor has gone, or sends it away."""
     with suppress(OSError):
@@ -118,9 +116,14 @@ def _follow(supervisor: Wire, serving: "Serving") -> None:
 
 
 class Serving:
-    """One engine after another, each for one relay."""
+    """One engine after another, each for one relay.
 
-    def __init__(self) -> None:
+    Args:
+        variables: what their environments have besides what relays say.
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
         self._process: subprocess.Popen[bytes] | None = None
 
     def serve(self, relay: Wire) -> None:
@@ -133,7 +136,8 @@ class Serving:
         if told is None:
             return
         log = Path(told["log"])
-        self._process = process = _start(told, log)
+        environment = {**self._variables, **told["environment"]}
+        self._process = process = _start(told["options"], environment, log)
         watch = threading.Thread(target=_tell_end, args=(process, relay, log), daemon=True)
         watch.start()
         try:
@@ -158,12 +162,14 @@ class Serving:
             self._process.wait()
 
 
-def _start(told: dict[str, Any], log: Path) -> "subprocess.Popen[bytes]":
+def _start(
+    options: Sequence[str], environment: Mapping[str, str], log: Path
+) -> "subprocess.Popen[bytes]":
     own = {"WORKBENCH_PARENT": str(os.getpid())}
     with log.open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, *told["options"]],
-            env={**os.environ, **told["environment"], **own},
+            [sys.executable, *options],
+            env={**os.environ, **environment, **own},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

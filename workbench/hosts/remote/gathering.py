@@ -105,11 +105,10 @@ class Gathering:
                 "Profile(address=...) says which one to take"
             )
         ends = [hello.ends_at for hello in self._chosen if hello.ends_at is not None]
-        environment = self._launch.environment
         return replace(
             spec,
             devices=(*devices_of(self._chosen), whole_host(probe())),
-            sites=(*sites_of(self._chosen, self._folder, environment, spec.lease_s), HERE),
+            sites=(*sites_of(self._chosen, self._folder, spec.lease_s), HERE),
             address=reached.pop(),
             ends_at=min(ends, default=None),
         )
@@ -222,22 +221,19 @@ def devices_of(chosen: Sequence[Hello]) -> tuple[EngineDevice, ...]:
     return tuple(replace(own, sharers=_sharers(own, devices)) for own in devices)
 
 
-def sites_of(
-    chosen: Sequence[Hello], folder: Path, environment: Mapping[str, str], lease_s: float
-) -> tuple[Site, ...]:
+def sites_of(chosen: Sequence[Hello], folder: Path, lease_s: float) -> tuple[Site, ...]:
     """Returns how each engine's place is reached.
 
     Args:
         chosen: the agents of the engines, in the engines' order.
         folder: the cluster's folder.
-        environment: the variables that all engines have.
         lease_s: the seconds after which a host that is silent counts as lost.
     """
     relay = (sys.executable, "-P", "-m", RELAY)
     return tuple(
         Site(
             (*relay, hello.address, str(hello.port), str(folder), str(lease_s)),
-            {**environment, **of_interface(hello.interface)},
+            of_interface(hello.interface),
         )
         for hello in chosen
     )

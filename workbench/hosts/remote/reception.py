@@ -9,7 +9,7 @@ import secrets
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -18,7 +18,7 @@ from typing import Any, Self
 import psutil
 
 from workbench.hosts.host import Gpu, Host, probe
-from workbench.hosts.remote.wire import PATIENCE_S, Wire
+from workbench.hosts.remote.wire import PATIENCE_S, Wire, welcome
 from workbench.store.errors import ClusterError
 
 # Which of its launcher's processes this is, as each launcher says it.
@@ -160,7 +160,8 @@ class Reception:
         self._there: dict[Wire, Hello] = {}
         self._listener = _listener(address, [0] if ports is None else ports)
         self._address = address
-        threading.Thread(target=self._receive, daemon=True).start()
+        receiving = (self._listener, self._greet, self._register)
+        threading.Thread(target=welcome, args=receiving, daemon=True).start()
 
     @property
     def places(self) -> str:
@@ -176,7 +177,8 @@ class Reception:
             return [(hello, wire.here) for wire, hello in self._there.items()]
 
     def dismiss(self, wanted: Sequence[Hello]) -> None:
-        """Sends all other agents away."""
+        """Sends all other agents away, and takes no more."""
+        self._listener.close()
         with self._lock:
             others = [wire for wire, hello in self._there.items() if hello not in wanted]
         for wire in others:
@@ -191,29 +193,24 @@ class Reception:
                 with suppress(OSError):
                     wire.say(leave=True)
 
-    def _receive(self) -> None:
-        for link in _links(self._listener):
-            threading.Thread(target=self._welcome, args=(link,), daemon=True).start()
+    def _greet(self, wire: Wire) -> None:
+        said = wire.hear(PATIENCE_S)
+        if said is None or said["nonce"] != self.nonce:
+            raise OSError("it is no agent of this cluster")
+        if said["complaint"]:
+            self.complaint = self.complaint or str(said["complaint"])
+            raise OSError("it cannot work")
+        wire.prove(self._key, first=False)
 
-    def _welcome(self, link: socket.socket) -> None:
-        with suppress(OSError, KeyError, TypeError, ValueError):  # it is none of ours, or has gone
-            wire = Wire(link)
-            said = wire.hear(PATIENCE_S)
-            if said is None or said["nonce"] != self.nonce:
-                return
-            if said["complaint"]:
-                self.complaint = self.complaint or str(said["complaint"])
-                return
-            wire.prove(self._key, first=False)
-            if (said := wire.hear(2 * PATIENCE_S)) is None:
-                return
+    def _register(self, wire: Wire) -> None:
+        said = wire.hear(ASK_WITHIN_S + PATIENCE_S) or {}
+        with self._lock:
+            self._there[wire] = Hello.read(said)
+        try:
+            wire.hear()  # nothing: until it ends
+        finally:
             with self._lock:
-                self._there[wire] = Hello.read(said)
-            try:
-                wire.hear()  # nothing: until it ends
-            finally:
-                with self._lock:
-                    del self._there[wire]
+                del self._there[wire]
 
 
 def _listener(address: str, ports: Sequence[int]) -> socket.socket:
@@ -227,9 +224,3 @@ def _listener(address: str, ports: Sequence[int]) -> socket.socket:
         f"this host cannot listen at {address or 'its addresses'}, ports {ports[0]} to "
         f"{ports[-1]}: {reason}; it has {', '.join(addresses())}"
     )
-
-
-def _links(listener: socket.socket) -> Iterator[socket.socket]:
-    with suppress(OSError):  # it was closed
-        while True:
-            yield listener.accept()[0]

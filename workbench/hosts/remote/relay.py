@@ -16,10 +16,11 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from workbench.hosts.remote.wire import KEY, Wire
+from workbench.hosts.remote.wire import KEY, Wire, introduced
 from workbench.store.process import CARRIED, LOST, OWN_PID, UNREACHED, stat_file
 
 DIAL_S = 5.0
@@ -40,8 +41,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
     folder = Path(place)
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # in the threads that follow, too
     try:
-        agent = Wire.to(address, int(port), DIAL_S)
-        agent.prove((folder / KEY).read_bytes(), first=True)
+        key = (folder / KEY).read_bytes()
+        agent = introduced(
+            lambda: Wire.to(address, int(port), DIAL_S), partial(Wire.prove, key=key, first=True)
+        )
         agent.say(
             options=options,
             lease_s=float(lease),

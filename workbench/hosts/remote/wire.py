@@ -2,16 +2,20 @@
 
 Both ends prove that they know it (HMAC of a challenge, as `multiprocessing` does it). What they say
 then is not encrypted, and each message is under a MAC with its number: none is changed, left out,
-said twice or by somebody else. It holds no tensors, and nothing that is executed when it is read.
+said twice or by somebody else. It holds no tensors, no secrets, and nothing that is executed when
+it is read.
 """
 
 import hmac
 import json
 import math
+import os
 import secrets
 import socket
 import struct
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -20,10 +24,13 @@ from typing import Any, Self
 
 KEY = "launch.key"
 ANY = "any"  # interface; an empty argument may be lost on its way through shells
-LARGEST = 1 << 20
+LARGEST, LARGEST_OF_STRANGERS = 1 << 20, 1 << 14
+MOST_STRANGERS = 32
+"""Connections at one time whose other end has proved nothing yet; the oldest makes room."""
+TRIES, TRY_AGAIN_S = 5, 1.0
 HASH, MAC_BYTES = "sha256", 32
 SLICE_S = 0.25
-PATIENCE_S = 10  # for one answer, while two ends prove who they are
+PATIENCE_S = 10  # until two ends have proved who they are, and then for the rest of a message
 # Five minutes: a link that is down for less is not lost; who says something all the time is missed
 # sooner, when its lease is over.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 19}
@@ -131,7 +138,7 @@ class Wire:
         if not self._connection.poll(within_s):
             return None
         try:
-            content = self._connection.recv_bytes(LARGEST)
+            content = self._connection.recv_bytes(LARGEST if self._in else LARGEST_OF_STRANGERS)
             if self._in is not None:
                 mac, content = content[:MAC_BYTES], content[MAC_BYTES:]
                 if not hmac.compare_digest(mac, self._in.next(content)):
@@ -150,6 +157,74 @@ class Wire:
                 return said
         return None
 
+    def end(self) -> None:
+        """Ends the connection for a thread that waits for the other end."""
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as link, suppress(OSError):
+            link.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Ends the connection."""
         self._connection.close()
+
+
+def introduced(connect: Callable[[], Wire], greet: Callable[[Wire], None]) -> Wire:
+    """Returns a connection whose ends have greeted; tries again, as it may have had to make room.
+
+    Raises:
+        OSError: the other end does not know the key, or is not there.
+    """
+    for left in reversed(range(TRIES)):
+        wire = connect()
+        try:
+            greet(wire)
+            return wire
+        except OSError:
+            wire.close()
+            if not left:
+                raise
+            time.sleep(TRY_AGAIN_S)
+    raise AssertionError("unreachable")
+
+
+def welcome(
+    listener: socket.socket, greet: Callable[[Wire], object], take: Callable[[Wire], object]
+) -> None:
+    """Takes connections until the listener is closed, each in a thread of its own.
+
+    Args:
+        listener: the socket that listens.
+        greet: has the other end prove that it knows the key; it has `PATIENCE_S` in all.
+        take: takes a connection whose other end has.
+    """
+    strangers: dict[Wire, float] = {}  # and how long they are waited for, the oldest first
+    lock = threading.Lock()
+
+    def meet(wire: Wire) -> None:
+        with suppress(OSError, KeyError, TypeError, ValueError):  # it is none of ours, or has gone
+            greet(wire)
+            with lock:
+                del strangers[wire]
+            take(wire)
+            return
+        with lock:
+            strangers.pop(wire, None)
+        wire.close()
+
+    listener.settimeout(SLICE_S)
+    while listener.fileno() >= 0:
+        try:
+            wire = Wire(listener.accept()[0])
+        except TimeoutError:
+            pass
+        except OSError:  # it was closed, or too many files are open
+            time.sleep(SLICE_S)
+        else:
+            with lock:
+                strangers[wire] = time.monotonic() + PATIENCE_S
+            threading.Thread(target=meet, args=(wire,), daemon=True).start()
+        with lock:
+            over = [wire for wire, until in strangers.items() if until < time.monotonic()]
+            over += [*strangers][: max(0, len(strangers) - MOST_STRANGERS)]
+            for wire in over:
+                strangers.pop(wire, None)
+                wire.end()

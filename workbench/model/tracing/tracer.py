@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from workbench.model.build import with_tensors
+from workbench.model.dtypes import TORCH_DTYPES
 from workbench.model.errors import TraceError
 from workbench.model.tracing.batch import (
     BATCHES,
@@ -113,7 +114,7 @@ class ValueTracer(torch.fx.Tracer):
         self._runs = Runs(self.mode, self.known)
         with self.mode:
             self._batches = [
-                tuple(torch.empty(b, *one.shape, dtype=getattr(torch, one.dtype)) for b in BATCHES)
+                tuple(torch.empty(b, *one.shape, dtype=TORCH_DTYPES[one.dtype]) for b in BATCHES)
                 for one in self.given
             ]
         self.inputs: dict[str, tuple[Tensor, ...]] = {}  # by the names of forward's parameters

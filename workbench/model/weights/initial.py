@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.model.build import build
+from workbench.model.dtypes import TORCH_DTYPES
 from workbench.model.errors import CheckpointError, ModelError
 from workbench.model.weights.files import write_tensors
 from workbench.model.weights.slices import WeightsFile, expect
@@ -96,7 +97,7 @@ def _given(given: Mapping[str, Tensor], weights: list[Weight], graph: Graph) -> 
             shape = tuple(given[names[0]].shape)
             wrong.append(f"{weight.name!r} has shape {shape}, the model's has {weight.shape}")
         else:
-            values[weight.name] = given[names[0]].to(dtype=getattr(torch, weight.dtype))
+            values[weight.name] = given[names[0]].to(dtype=TORCH_DTYPES[weight.dtype])
     wrong += [f"the model has no {name!r}" for name in given if name not in used]
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -122,7 +123,7 @@ def _values(module: nn.Module, weights: list[Weight], graph: Graph) -> dict[str,
                 f"traced: {weight.name!r} of shape {weight.shape} is expected, it has {found}"
             )
         _show_unchanged(weight, tensor, graph)
-        values[weight.name] = tensor.detach().to(dtype=getattr(torch, weight.dtype))
+        values[weight.name] = tensor.detach().to(dtype=TORCH_DTYPES[weight.dtype])
     return values
 
 

@@ -13,6 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from torch import Tensor
 
+from workbench.model.dtypes import TORCH_DTYPES
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.files import TensorFile, replacing
 from workbench.plan.reading import text_of, toml_of
@@ -145,8 +146,7 @@ def read_index(path: Path) -> Mapping[str, Entry]:
 
 
 def _entry(path: Path, name: str, text: _EntryText) -> Entry:
-    dtype = getattr(torch, text.dtype, None)
-    if not isinstance(dtype, torch.dtype):
+    if (dtype := TORCH_DTYPES.get(text.dtype)) is None:
         raise CheckpointError(f"{path}: {name!r} has the unknown type {text.dtype!r}")
     for piece in text.pieces:
         if Path(piece.file).name != piece.file:

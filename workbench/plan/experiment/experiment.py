@@ -53,6 +53,7 @@ from workbench.plan.experiment.task import Loss as Loss
 from workbench.plan.experiment.task import Metric as Metric
 from workbench.plan.experiment.task import Synthetic as Synthetic
 from workbench.plan.experiment.task import TorchData as TorchData
+from workbench.plan.extension.own import foreign
 from workbench.plan.graph import Graph
 from workbench.plan.plan import Plan
 from workbench.plan.reading import about, text_of, toml_of
@@ -437,13 +438,18 @@ class Experiment(Value):
         return f"{dump({'experiment': fields})}\n{self.plan.to_toml()}"
 
     @classmethod
-    def from_toml(cls, text: str, graph: Graph | None = None) -> "Experiment":
+    def from_toml(
+        cls, text: str, graph: Graph | None = None, *, trust: bool = False
+    ) -> "Experiment":
         """The experiment of a text written by `to_toml`.
 
         Args:
             text: the text, in TOML.
             graph: the model that it must be for; None: the one in the text, which lacks the
                 structure of a module of one's own.
+            trust: whether to import the functions and classes that the text names, which runs their
+                author's code. Without it such an experiment can be shown, compared, changed and
+                saved; what needs an object says which.
 
         Raises:
             ExperimentError: the text is not TOML, or a field is missing, unknown or wrong.
@@ -452,14 +458,17 @@ class Experiment(Value):
         content = toml_of(text, ExperimentError)
         if not isinstance(content.get("experiment"), dict):
             raise ExperimentError("no [experiment] table in this text")
-        return cls(**{**content["experiment"], "plan": Plan.from_toml(text, graph)})
+        fields = content["experiment"] if trust else foreign(content["experiment"])
+        return cls(**{**fields, "plan": Plan.from_toml(text, graph, trust=trust)})
 
     def save(self, path: str | Path) -> None:
         """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
         save_value(self, path, self.to_toml)
 
     @classmethod
-    def load(cls, path: str | Path, graph: Graph | None = None) -> "Experiment":
+    def load(
+        cls, path: str | Path, graph: Graph | None = None, *, trust: bool = False
+    ) -> "Experiment":
         """Reads a file written by `save`, or by hand; as `from_toml`.
 
         Raises:
@@ -467,7 +476,7 @@ class Experiment(Value):
             PlanError: the plan in the text is wrong.
         """
         with about(path, ExperimentError), about(path, PlanError):
-            return cls.from_toml(text_of(path, ExperimentError), graph)
+            return cls.from_toml(text_of(path, ExperimentError), graph, trust=trust)
 
     def __repr__(self) -> str:
         return (

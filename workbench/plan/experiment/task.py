@@ -444,7 +444,8 @@ def _installed(name: str) -> object:
     own = None if name in _BUILT_IN else installed("data").get(name)
     if own is None:
         return name
-    return TorchData(train=own, test=own if isinstance(made(own), tuple) else None)
+    is_pair = isinstance(made(own.marked(name)), tuple)
+    return TorchData(train=own, test=own if is_pair else None)
 
 
 Data = Annotated[

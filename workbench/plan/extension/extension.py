@@ -111,7 +111,7 @@ def named(given: object, kind: str, names: Sequence[str], what: str = "") -> obj
             said = f"no {what} {given!r}" if what else f"none of the {kind} is called {given!r}"
             valid = ", ".join(map(repr, there))
             raise ValueError(f"{said}; there are {valid}{perhaps(given, there)}")
-        return known if known in names else others[known]
+        return known if known in names else others[known].marked(given)
     if isinstance(given, type) and issubclass(given, Extension):
         given = _object_of(given, given.__name__)
     own = taken(given)

@@ -4,11 +4,13 @@ Here they are names, with the object itself where this process has it. What can 
 anywhere is given as "module:attribute". Anything else is written to a file when the experiment is
 submitted (`client/run/own_objects.py`), and its ranks open that file before they begin. Nobody
 else opens one: what is loaded from it could do anything.
+
+A name in a text may be anybody's. Unless the text is trusted, it is read as `Foreign`, and is not
+imported.
 """
 
 import hashlib
 import importlib
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Protocol, Self, runtime_checkable
@@ -23,6 +25,35 @@ class OwnObjectError(ValueError):
     """An own object that cannot be loaded in this process, or does not do what it is for."""
 
 
+class Foreign(str):
+    """A string from a text that is not trusted.
+
+    Attributes:
+        place: its place in the text, as "sync.algorithm".
+    """
+
+    place: str = ""
+
+
+def foreign(content: Any, place: str = "") -> Any:
+    """Returns a text's content with every string marked as `Foreign`.
+
+    Args:
+        content: tables, lists and plain values.
+        place: their place in the text.
+    """
+    if isinstance(content, dict):
+        prefix = f"{place}." if place else ""
+        return {key: foreign(value, prefix + key) for key, value in content.items()}
+    if isinstance(content, list):
+        return [foreign(value, place) for value in content]
+    if not isinstance(content, str):
+        return content
+    said = Foreign(content)
+    said.place = place
+    return said
+
+
 class Own(Value):
     """A function, class or object of the user's own."""
 
@@ -31,14 +62,12 @@ class Own(Value):
     file: str = ""
     """Where it lies, pickled; "": it is imported, or was not submitted yet."""
     _held: Any = PrivateAttr(None)
-    _is_read: bool = PrivateAttr(False)
+    _place: str = PrivateAttr("")  # its place in a text that is not trusted
 
-    @classmethod
-    def read(cls, name: str) -> Self:
-        """What a text names, which may be anybody's: not imported before somebody runs it."""
-        own = cls(name=name)
-        own._is_read = True
-        return own
+    def marked(self, name: object) -> Self:
+        """Returns this, marked as not trusted if its name is `Foreign`."""
+        self._place = name.place.removesuffix(".name") if isinstance(name, Foreign) else ""
+        return self
 
     @classmethod
     def of(cls, given: object) -> Self:
@@ -94,7 +123,7 @@ class Own(Value):
                 f"{self.name!r} was an object of the process that made the experiment, and is not "
                 "in its text: give the object again, or 'module:attribute'"
             )
-        module, _, attribute = self.name.partition(":")
+        module, _, attribute = self.trusted.name.partition(":")
         try:
             found = importlib.import_module(module)
             for name in attribute.split("."):
@@ -104,15 +133,28 @@ class Own(Value):
         return found
 
     @property
+    def trusted(self) -> Self:
+        """This object, if its name may be imported.
+
+        Raises:
+            OwnObjectError: it is named in a text that is not trusted.
+        """
+        if self._place:
+            raise OwnObjectError(
+                f"{self.name!r} is named in a text, as {self._place}, and was not imported: read "
+                "the text with trust=True if you trust its author, or give the object"
+            )
+        return self
+
+    @property
     def is_imported(self) -> bool:
         """Whether its name says where it is imported from."""
         return self._held is None and not self.file and ":" in self.name
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether this process has the object, or may import it; see `read`."""
-        is_known = not self._is_read or self.name.partition(":")[0] in sys.modules
-        return self._held is not None or (self.is_imported and is_known)
+        """Whether this process has the object, or may import it."""
+        return self._held is not None or (self.is_imported and not self._place)
 
     def _cannot_be_loaded(self, error: Exception) -> OwnObjectError:
         why = f"{type(error).__name__}: {error}"
@@ -145,14 +187,14 @@ def taken(given: object) -> object:
     if isinstance(given, Own) or given is None:
         return given
     if isinstance(given, dict) and "name" in given and given.keys() <= {"name", "file"}:
-        return Own(**given)  # as text has it
+        return Own(**given).marked(given["name"])  # as text has it
     if isinstance(given, str):
         module, _, attribute = given.partition(":")
         if not (module and attribute):
             raise ValueError(
                 f"{given!r} is no place to import from: give 'module:attribute', or the object"
             )
-        return Own(name=given)
+        return Own(name=given).marked(given)
     return Own.of(given)
 
 

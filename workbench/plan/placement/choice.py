@@ -104,7 +104,7 @@ def as_scheme(given: object) -> object:
     """
     # To look at what is installed takes milliseconds, and plans have many layers.
     if isinstance(given, str) and given in SCHEMES:
-        return given
+        return str(given)
     if isinstance(given, str) and ":" not in given and given not in installed(Scheme.kind):
         return alike(given, SCHEMES) or given  # refused with the layer's name, where it is none
     try:

@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensorMode
 
 from workbench.comm.groups.world import RankConfig, World
 from workbench.model.build import build_fake, with_tensors
+from workbench.model.dtypes import TORCH_DTYPES
 from workbench.model.tracing.inputs import called_whole
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph import Graph, Layer
@@ -193,7 +194,7 @@ def _with_channels_innermost(root: nn.Module, graph: Graph) -> set[str]:
     rows = max(2, graph.least_batch)
     with mode, torch.no_grad():
         batch = [
-            torch.empty(rows, *one.shape, dtype=getattr(torch, one.dtype)) for one in graph.inputs
+            torch.empty(rows, *one.shape, dtype=TORCH_DTYPES[one.dtype]) for one in graph.inputs
         ]
         called_whole(model, graph.inputs, batch)
     return found

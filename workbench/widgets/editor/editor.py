@@ -405,6 +405,7 @@ class PlanEditor(Widget):
 
     def _load(self, path: str) -> Mapping[str, Any]:
         found = Plan.load(_named(path), self.plan.graph)
+        _ = found.flow  # refuses a plan whose schemes were not imported
         self.go_on(found, f"loaded {Path(path).name}")
         return {"text": f"Loaded {Path(path).resolve()}."}
 
