@@ -154,8 +154,9 @@ class Compared:
         for rank, seen in enumerate(self.found):
             if seen.evaluation is None:
                 continue
-            if not abs(seen.evaluation["loss"] - loss) <= tolerance:
-                given = seen.evaluation["loss"]
+            given = seen.evaluation["loss"]
+            alike = math.isclose(given, loss, rel_tol=0.0, abs_tol=tolerance)
+            if not alike and not (math.isnan(given) and math.isnan(loss)):
                 yield f"step {self.index}: evaluated loss on rank {rank} is {given}, not {loss}"
             elif self.wide is None and not math.isclose(seen.evaluation["accuracy"], accuracy):
                 given = seen.evaluation["accuracy"]

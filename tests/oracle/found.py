@@ -496,4 +496,48 @@ EQUAL = {
         "re-cut",
         Cut(4, local=True),
     ),
+    "fp16, beside a kink that the ranks' smaller products fall over": Case(
+        Net(
+            (3, 4),
+            (
+                "self.m2 = nn.MultiheadAttention(4, 1, dropout=0.2)",
+                "self.m5 = nn.Linear(3, 3)",
+                "self.m6 = Matrix(4, 6, 'product')",
+                "self.m7 = nn.MultiheadAttention(6, 1, dropout=0.2)",
+                "self.m7n = nn.LayerNorm(6)",
+                "self.m7d = nn.Dropout(0.2)",
+                "self.m7l = nn.Linear(6, 6)",
+                "self.head = nn.Linear(18, 3)",
+            ),
+            (
+                "x = F.relu(x) if self.training else x",
+                "x = self.m6(x).permute(1, 0, 2)",
+                "ym7 = self.m7n(x)",
+                "x = x + self.m7d(self.m7(ym7, ym7, ym7, need_weights=False)[0])",
+                "x = (x + F.relu(self.m7l(x))).transpose(0, 1)",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        ),
+        Cut(2),
+        Run(batch_size=13, samples=16, steps=2, optimizer="SGD(lr=0.1)", precision="fp16", seed=2),
+    ),
+    "an evaluation that is no number": Case(
+        Net(
+            (8,),
+            (
+                "self.m3 = StaysInEval(nn.BatchNorm1d(8))",
+                "self.m8 = nn.Linear(8, 8)",
+                "self.m9 = nn.Bilinear(8, 8, 4)",
+                "self.head = nn.Linear(4, 3)",
+            ),
+            (
+                "x = 1 - (x + self.m3(x))",
+                *["x = (x.unsqueeze(1) * x.unsqueeze(2)).mean(2)"] * 2,
+                "x = self.m8(x)",
+                "x = self.head(self.m9(x, x))",
+            ),
+        ),
+        Cut(4),
+        Run(batch_size=6, samples=16, steps=3, optimizer="SGD(lr=0.1)"),
+    ),
 }
