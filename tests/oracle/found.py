@@ -540,4 +540,25 @@ EQUAL = {
         Cut(4),
         Run(batch_size=6, samples=16, steps=3, optimizer="SGD(lr=0.1)"),
     ),
+    "a norm with an activation, beside attention that a mask has written out": Case(
+        Net(
+            (2, 9),
+            (
+                "self.m1 = nn.Linear(9, 8)",
+                "self.m3 = nn.MultiheadAttention(8, 1, dropout=0.2)",
+                "self.m8 = Activated1d(4)",
+                "self.head = nn.Linear(32, 3)",
+            ),
+            (
+                "x = self.m1(x)",
+                "ym3 = x.transpose(0, 1)",
+                "pm3 = (x[..., 0] > 1) & (torch.arange(2) > 0)",
+                "ym3 = self.m3(ym3, ym3, ym3, key_padding_mask=pm3)[0]",
+                "x = self.m8(torch.cat([x, x], 1))",
+                "x = self.head(torch.flatten(x, 1))",
+            ),
+        ),
+        Cut(1),
+        Run(steps=2),
+    ),
 }

@@ -338,6 +338,7 @@ def _recorded(
             if masked := masked_self_attention(nodes, tracer.root) - tracer.written_out:
                 tracer = tracer.again(written_out=tracer.written_out | masked)
                 continue
+            tracer.extended.put(root, tracer.root)
             find_linears(nodes, (root, tracer.root), tracer.record)
             find_tokens_first(nodes, (root, tracer.root), tracer.record)
             find_self_attention(nodes, root, tracer.root)

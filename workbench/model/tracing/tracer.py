@@ -151,8 +151,6 @@ class ValueTracer(torch.fx.Tracer):
 
         show_no_state(structure, recorded, again)
         read_what_was_changed(graph, self.root, self.record)
-        self.extended.put(self.root, structure)
-        self.extended.plain.clear()
         return graph
 
     def _recorded(self, structure: nn.Module) -> Pass:

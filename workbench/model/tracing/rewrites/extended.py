@@ -71,7 +71,7 @@ class ExtendedLayers:
         return True
 
     def put(self, *roots: nn.Module) -> None:
-        """Puts torch's own modules in the place of those that extend them.
+        """Puts torch's own modules in the place of those that extend them, once all is recorded.
 
         Raises:
             TraceError: a module counts batches, and is no batch norm otherwise.
@@ -85,6 +85,7 @@ class ExtendedLayers:
         for path in self.plain:
             for root in roots:
                 root.set_submodule(path, plain(root.get_submodule(path)))
+        self.plain.clear()
 
 
 def plain(module: nn.Module) -> nn.Module:
