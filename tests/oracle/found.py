@@ -545,7 +545,7 @@ EQUAL = {
             (2, 9),
             (
                 "self.m1 = nn.Linear(9, 8)",
-                "self.m3 = nn.MultiheadAttention(8, 1, dropout=0.2)",
+                "self.m3 = nn.MultiheadAttention(8, 1)",
                 "self.m8 = Activated1d(4)",
                 "self.head = nn.Linear(32, 3)",
             ),
