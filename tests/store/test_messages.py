@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.graphs import mlp, vgg
-from workbench.plan import SGD, Experiment, Plan
+from workbench.plan import SGD, Experiment, Plan, Synthetic
 from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.extension.sealed import KEY_BYTES, SealError
 from workbench.store import messages
@@ -19,7 +19,8 @@ PLAN = Plan.data_parallel(mlp(4, 4), 2)
 
 
 def experiment(plan: Plan, **fields: object) -> Experiment:
-    return Experiment(plan=plan, optimizer=SGD(lr=0.1), steps=3, data="synthetic", **fields)
+    data = Synthetic(classes=plan.graph.num_classes)
+    return Experiment(plan=plan, optimizer=SGD(lr=0.1), steps=3, data=data, **fields)
 
 
 def test_an_experiment_arrives_as_it_was():
