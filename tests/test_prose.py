@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 160  # characters of a line, tables and code included
@@ -30,17 +29,21 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", EVERY, ids=name)
-def test_no_line_of_markdown_is_too_long(path: Path) -> None:
-    found = [f"{where}: {len(line)}" for where, line in lines_of(path) if len(line) > LONGEST]
-    assert not found, f"{name(path)} has lines of more than {LONGEST} characters: {found}"
-
-
-@pytest.mark.parametrize("path", EVERY, ids=name)
-def test_every_picture_has_a_text(path: Path) -> None:
-    text = "\n".join(line for _, line in lines_of(path))
-    without = re.findall(r"!\[\s*\]\([^)]*\)", text)
-    without += [
-        tag for tag in re.findall(r"<img\b[^>]*>", text) if not re.search(r'\balt="\w', tag)
+def test_no_line_of_markdown_is_too_long() -> None:
+    found = [
+        f"{name(path)}, {where}: {len(line)}"
+        for path in EVERY
+        for where, line in lines_of(path)
+        if len(line) > LONGEST
     ]
-    assert not without, f"{name(path)} has pictures without an alternative text: {without}"
+    assert not found, f"lines of more than {LONGEST} characters: {found}"
+
+
+def test_every_picture_has_a_text() -> None:
+    for path in EVERY:
+        text = "\n".join(line for _, line in lines_of(path))
+        without = re.findall(r"!\[\s*\]\([^)]*\)", text)
+        without += [
+            tag for tag in re.findall(r"<img\b[^>]*>", text) if not re.search(r'\balt="\w', tag)
+        ]
+        assert not without, f"{name(path)} has pictures without an alternative text: {without}"
