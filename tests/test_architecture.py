@@ -139,7 +139,9 @@ def violations(source: str, package: tuple[str, ...]) -> list[str]:
 
 def test_imports_follow_the_table():
     strangers = {path.relative_to(ROOT).parts[1] for path in modules()} - {*MAY_IMPORT}
-    assert not strangers, f"no folders of the house (see MAY_IMPORT): {', '.join(sorted(strangers))}"
+    assert not strangers, (
+        f"no folders of the house (see MAY_IMPORT): {', '.join(sorted(strangers))}"
+    )
     found = [
         f"{name(path)}, {each}"
         for path in modules()

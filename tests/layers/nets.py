@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.comm.groups.world import World
-from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel, RankGroups, group_specs
+from workbench.layers.local.context import BatchContext
 from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
 from workbench.plan.graph import Graph

@@ -17,9 +17,9 @@ from tests.oracle.models import Net
 from tests.oracle.written import WRITTEN
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.record import Recorder
-from workbench.layers.context import BatchContext
 from workbench.layers.cut import HeldPieces, cut, evaluating
 from workbench.layers.cut_model import CutModel, group_specs
+from workbench.layers.local.context import BatchContext
 from workbench.model.tracing.trace import skeleton
 from workbench.plan.plan import Plan
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from tests.layers import nets
-from workbench.layers.context import BatchContext
-from workbench.layers.draws import PlacedDropout
+from workbench.layers.local.context import BatchContext
+from workbench.layers.local.draws import PlacedDropout
 from workbench.layers.rounds import PartedModel, joined, rounds_of
 from workbench.model.tracing.trace import trace
 from workbench.plan.placement.layout import Layout

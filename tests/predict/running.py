@@ -9,8 +9,8 @@ from tests.train.runs import stepper_of
 from workbench.bench.predict.stepping import measure
 from workbench.comm.groups.record import BytesBySender
 from workbench.comm.groups.world import RankConfig, World
-from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
+from workbench.layers.local.context import BatchContext
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Shard, apportion
 from workbench.train.data.feed import MicroBatch

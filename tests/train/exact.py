@@ -13,8 +13,8 @@ from torch.testing import assert_close
 from tests.layers import nets
 from tests.train.runs import stepper_of
 from workbench.comm.groups.world import World
-from workbench.layers.context import BatchContext
 from workbench.layers.cut_model import RankGroups, group_specs
+from workbench.layers.local.context import BatchContext
 from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, Synthetic
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan

@@ -5,7 +5,7 @@ import torch
 
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS
-from workbench.layers.idle import LayerDtypes
+from workbench.layers.local.idle import LayerDtypes
 from workbench.model.tracing.trace import skeleton
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic

@@ -13,16 +13,15 @@ from torch.fx.node import map_aggregate
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._device import _device_constructors
 
-from workbench.layers.attention import called_again, heads_layout, local_attention
-from workbench.layers.context import BatchContext
-from workbench.layers.convert import ConvertLayout
 from workbench.layers.cut_model import CutModel, RankGroups, input_node
-from workbench.layers.draws import Drawn, PlacedDropout, called
-from workbench.layers.embedding import local_embedding
-from workbench.layers.idle import Idle, LayerDtypes, OutputType
-from workbench.layers.local import held, idles, local_module, read_pieces
-from workbench.layers.looked_at import LookedAt, LookedAtFunction, look_at_module
-from workbench.layers.norms import (
+from workbench.layers.local.attention import called_again, heads_layout, local_attention
+from workbench.layers.local.context import BatchContext
+from workbench.layers.local.convert import ConvertLayout
+from workbench.layers.local.draws import Drawn, PlacedDropout, called
+from workbench.layers.local.embedding import local_embedding
+from workbench.layers.local.idle import Idle, LayerDtypes, OutputType
+from workbench.layers.local.local import held, idles, local_module, read_pieces
+from workbench.layers.local.norms import (
     LocalBatchNorm,
     RunningShare,
     SynchronizedBatchNorm,
@@ -30,11 +29,12 @@ from workbench.layers.norms import (
     guard,
     instance_norm,
 )
+from workbench.layers.looked_at import LookedAt, LookedAtFunction, look_at_module
 from workbench.model.tracing.batch import is_users_function
 from workbench.model.tracing.contexts import Under
 from workbench.model.tracing.draws import Held
-from workbench.model.tracing.python_state import is_own
 from workbench.model.tracing.rewrites.inplace import named_in_place
+from workbench.model.tracing.state.python_state import is_own
 from workbench.model.tracing.trace import skeleton
 from workbench.model.tracing.trials.propagation import with_pieces
 from workbench.model.weights.slices import Reader

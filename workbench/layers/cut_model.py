@@ -7,7 +7,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from workbench.comm.groups.group import Group
-from workbench.layers.context import BatchContext
+from workbench.layers.local.context import BatchContext
 from workbench.layers.recompute import with_segments
 from workbench.plan.graph import Graph
 from workbench.plan.placement.flow import WeightPlacement

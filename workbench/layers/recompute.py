@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from workbench.layers.norms import LocalBatchNorm
+from workbench.layers.local.norms import LocalBatchNorm
 from workbench.plan.plan import Plan
 
 

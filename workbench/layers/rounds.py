@@ -22,9 +22,9 @@ import torch
 import torch.fx
 from torch import Tensor
 
-from workbench.layers.context import BatchContext
-from workbench.layers.convert import ConvertLayout
 from workbench.layers.cut_model import CutModel, input_node
+from workbench.layers.local.context import BatchContext
+from workbench.layers.local.convert import ConvertLayout
 from workbench.layers.recompute import with_segments
 from workbench.plan.graph import Graph
 from workbench.plan.placement.placement import Shard

@@ -21,8 +21,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from workbench.layers.idle import Idle
-from workbench.layers.local import held, idles, local_module
+from workbench.layers.local.idle import Idle
+from workbench.layers.local.local import held, idles, local_module
 from workbench.model.tracing.rewrites.linears import TransposedLinear
 from workbench.model.tracing.trace import trace
 from workbench.plan.errors import PlanError

@@ -24,9 +24,9 @@ from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.record import Recorder
 from workbench.comm.parts import MOST_BYTES, LocalCopy, SentPart, exchange_parts
-from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel
+from workbench.layers.local.context import BatchContext
 from workbench.model.dtypes import TORCH_DTYPES
 from workbench.plan.experiment.optimizers import Remembered
 from workbench.plan.placement.flow import WeightPlacement

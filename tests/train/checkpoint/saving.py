@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.record import Recorder
-from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel, group_specs
+from workbench.layers.local.context import BatchContext
 from workbench.model.errors import CheckpointError
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.snapshot import Snapshot

@@ -11,9 +11,9 @@ from tests.train import small
 from tests.train.checkpoint.saving import Alone, Memory
 from tests.train.loop.test_session import GRAPH, session
 from tests.train.runs import same
-from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import group_specs
+from workbench.layers.local.context import BatchContext
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
     SGD,

@@ -11,7 +11,7 @@ from tests.layers import nets
 from tests.ranks import all_ranks
 from workbench.comm.groups.world import World
 from workbench.layers.cut_model import group_specs
-from workbench.layers.loss import PLAIN
+from workbench.layers.local.loss import PLAIN
 from workbench.model import trace
 from workbench.plan.plan import Plan
 from workbench.train.loop.scoring import ScoringOfClasses, evaluate

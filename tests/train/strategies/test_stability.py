@@ -7,9 +7,9 @@ from torch import nn
 from tests.train.checkpoint.saving import Alone, Memory, experiment
 from tests.train.runs import stepper_of
 from workbench.comm.groups.record import Recorder
-from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import group_specs
+from workbench.layers.local.context import BatchContext
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Pipelined
 from workbench.plan.plan import Plan

@@ -98,12 +98,12 @@ MISTAKES = {
     "evaluation": {"workbench.layers.cut_model.CutModel.eval": in_training},
     "optimizer": {"workbench.train.strategies.optimizer.build_optimizer": less_momentum},
     "buffer": {"workbench.train.verify.verify.average_statistics": as_they_are},
-    "equal weights": {"workbench.layers.norms.RunningShare.factor": momentum_alone},
+    "equal weights": {"workbench.layers.local.norms.RunningShare.factor": momentum_alone},
     "repeat": {"torch.nn.Linear.forward": a_little_at_random},
     "gradients that are not summed": {
         "workbench.train.strategies.gradients.start_all_reduce": Nothing
     },
-    "a summand too many": {"workbench.layers.convert.reduce_scatter_to": bias_on_every_rank},
+    "a summand too many": {"workbench.layers.local.convert.reduce_scatter_to": bias_on_every_rank},
     "a constant factor": {"torch.nn.Linear.forward": twice},
 }
 

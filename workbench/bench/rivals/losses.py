@@ -23,7 +23,7 @@ from workbench.bench.rivals.rivals import Side
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import World
 from workbench.comm.regions import exchange, gather_from
-from workbench.layers.loss import cross_entropy_sum, cut_cross_entropy_sum
+from workbench.layers.local.loss import cross_entropy_sum, cut_cross_entropy_sum
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Shard, apportion
 

@@ -14,10 +14,10 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from workbench.model.tracing import assigned
 from workbench.model.tracing.batch import is_users_function, name_of, tensors
 from workbench.model.tracing.rewrites.attention import SelfAttention, is_window_attention
 from workbench.model.tracing.rewrites.linears import NamedLinear, TransposedLinear
+from workbench.model.tracing.state import assigned
 
 # Of modules the exact class counts: a subclass may compute something else.
 _MODULES: dict[type[nn.Module], str] = {

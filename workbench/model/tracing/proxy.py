@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.fx import Node, Proxy
 from torch.fx.proxy import Attribute
 
-from workbench.model.tracing import assigned
 from workbench.model.tracing.batch import tensors
 from workbench.model.tracing.failure import is_users
+from workbench.model.tracing.state import assigned
 
 _OWN = ("node", "tracer")
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")

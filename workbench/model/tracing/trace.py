@@ -20,7 +20,6 @@ from workbench.model.errors import InsideError, ModelError, OperationError, Trac
 from workbench.model.packages import packaged
 from workbench.model.tracing.failure import explained
 from workbench.model.tracing.inputs import declared, without_objects
-from workbench.model.tracing.kept import left_alone, operations
 from workbench.model.tracing.layers import layers_of
 from workbench.model.tracing.lost import refuse_what_is_lost
 from workbench.model.tracing.patches import modes_restored
@@ -30,6 +29,7 @@ from workbench.model.tracing.rewrites.inplace import drop_unread_parts, drop_unu
 from workbench.model.tracing.rewrites.linears import find_linears
 from workbench.model.tracing.rewrites.recurrent import find_recurrent
 from workbench.model.tracing.rewrites.tokens_first import find_tokens_first
+from workbench.model.tracing.state.kept import left_alone, operations
 from workbench.model.tracing.tracer import ValueTracer
 from workbench.model.tracing.trials.independence import constants_of, show_independence
 from workbench.model.tracing.trials.propagation import find_propagations

@@ -41,7 +41,6 @@ from workbench.model.tracing.decisions import decided_alike
 from workbench.model.tracing.draws import dims_of
 from workbench.model.tracing.failure import MAX_NORM, OF_ANOTHER_TRACE, Refused, noted
 from workbench.model.tracing.inputs import KNOWN, parameters_of, without_objects
-from workbench.model.tracing.kept import Attributes, Pass, attributes_of, refuse_set, show_no_state
 from workbench.model.tracing.lost import line_of_model, refuse_backward_hooks
 from workbench.model.tracing.patches import (
     RecordedFactories,
@@ -58,9 +57,16 @@ from workbench.model.tracing.proxy import Sizes, ValueProxy, is_reshape, stated
 from workbench.model.tracing.rewrites.attention import is_window_attention, written_out
 from workbench.model.tracing.rewrites.extended import ExtendedLayers
 from workbench.model.tracing.rewrites.inplace import changes_in_place, read_what_was_changed
+from workbench.model.tracing.state.kept import (
+    Attributes,
+    Pass,
+    attributes_of,
+    refuse_set,
+    show_no_state,
+)
+from workbench.model.tracing.state.writes import ModelFakes
 from workbench.model.tracing.trials.gradients import trained_parameters
 from workbench.model.tracing.trials.runs import Ran, Runs
-from workbench.model.tracing.writes import ModelFakes
 from workbench.plan.inputs import Input
 
 _STATE = (

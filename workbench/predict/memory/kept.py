@@ -31,7 +31,7 @@ No graph says whether windows are shifted; they are taken to be, as in every oth
 costs one more copy of the scores in the forward pass and saves nothing more.
 
 Source: `torch.autograd`, on the operations of `torchvision.models.swin_transformer` as
-`workbench/layers/attention.py` has them.
+`workbench/layers/local/attention.py` has them.
 """
 
 import math

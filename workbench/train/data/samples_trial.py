@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from workbench.model.tracing.python_state import Walk, moved
+from workbench.model.tracing.state.python_state import Walk, moved
 from workbench.train.data.own_samples import OwnSamples
 from workbench.train.data.reading import ANOTHER, DataError, Streamed, digest
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.model.tracing.batch import tensors
-from workbench.model.tracing.python_state import Walk, moved
+from workbench.model.tracing.state.python_state import Walk, moved
 from workbench.model.tracing.trials.saved import memory_of
 from workbench.plan.extension.own import OwnObjectError, is_looked_at
 from workbench.plan.graph import Graph

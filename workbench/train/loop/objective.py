@@ -16,7 +16,7 @@ from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
 from workbench.comm.regions import exchange, scatter_to
 from workbench.layers.cut_model import CutModel
-from workbench.layers.loss import (
+from workbench.layers.local.loss import (
     PLAIN,
     cross_entropy_sum,
     cut_cross_entropy_sum,
@@ -24,7 +24,7 @@ from workbench.layers.loss import (
     kept_labels,
     label_weights,
 )
-from workbench.layers.norms import LocalBatchNorm
+from workbench.layers.local.norms import LocalBatchNorm
 from workbench.plan.experiment.task import CrossEntropy
 from workbench.plan.graph import Graph
 from workbench.plan.placement.layout import ROWS

@@ -12,7 +12,7 @@ from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.group import Group
 from workbench.layers.cut import evaluating
 from workbench.layers.cut_model import CutModel
-from workbench.layers.loss import PLAIN
+from workbench.layers.local.loss import PLAIN
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.task import CrossEntropy, Metric
 from workbench.plan.extension.own import OwnObjectError

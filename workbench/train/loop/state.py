@@ -10,10 +10,10 @@ import torch.fx
 
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import World
-from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel, RankGroups, group_specs
-from workbench.layers.loss import PLAIN
+from workbench.layers.local.context import BatchContext
+from workbench.layers.local.loss import PLAIN
 from workbench.model.tracing.trace import skeleton
 from workbench.model.weights.slices import Reader, WeightsFile
 from workbench.plan.experiment.experiment import Experiment, Loss, TorchData

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from workbench.layers.loss import PLAIN
+from workbench.layers.local.loss import PLAIN
 from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.task import CrossEntropy
 from workbench.plan.graph import Graph

@@ -22,7 +22,7 @@ from workbench.comm.groups.group import Group
 from workbench.comm.nonblocking import start_broadcast, start_reduce
 from workbench.comm.pending import Pending
 from workbench.layers.cut_model import CutModel
-from workbench.layers.faster import Linear, Spare, Transposed
+from workbench.layers.local.faster import Linear, Spare, Transposed
 from workbench.plan.experiment.experiment import ParameterServer
 from workbench.program.buckets import Bucket
 from workbench.program.instructions import Reduce

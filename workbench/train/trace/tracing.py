@@ -34,8 +34,8 @@ from torch.fx.node import map_arg
 from torch.utils.hooks import RemovableHandle
 
 from workbench.comm.groups.record import Doing, RecordedCall, Recorder
-from workbench.layers.convert import ConvertLayout
 from workbench.layers.cut_model import CutModel
+from workbench.layers.local.convert import ConvertLayout
 from workbench.plan.experiment.measured import What
 from workbench.train.trace.rank_trace import Called, Computed, Interval, RankTrace
 

@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from workbench.layers.context import BatchContext
-from workbench.layers.draws import PlacedDraws
-from workbench.layers.loss import PLAIN, kept_labels, torch_options
+from workbench.layers.local.context import BatchContext
+from workbench.layers.local.draws import PlacedDraws
+from workbench.layers.local.loss import PLAIN, kept_labels, torch_options
 from workbench.model.build import build_fake
 from workbench.model.tracing.draws import drawing
 from workbench.model.tracing.inputs import called_whole

@@ -25,9 +25,9 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils import _pytree as pytree
 
 from workbench.model.errors import OperationError
-from workbench.model.tracing import assigned
 from workbench.model.tracing.batch import BATCHES, REMEDY, called, has_tensors, name_of, tensors
 from workbench.model.tracing.rewrites.inplace import changes_in_place, operation_of
+from workbench.model.tracing.state import assigned
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.errors import OperationError
-from workbench.model.tracing import assigned
 from workbench.model.tracing.batch import is_users_function, name_of, tensors
 from workbench.model.tracing.contexts import Under
+from workbench.model.tracing.state import assigned
 
 
 def read_what_was_changed(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from workbench.model import TraceError, trace
-from workbench.model.tracing.python_state import Walk, moved
+from workbench.model.tracing.state.python_state import Walk, moved
 
 CALLS = {"number": 0}
 LOG = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from workbench.comm.groups.group import Group
 from workbench.comm.regions import reduce_from
-from workbench.layers.context import BatchContext
-from workbench.layers.idle import nothing
+from workbench.layers.local.context import BatchContext
+from workbench.layers.local.idle import nothing
 
 
 def in_order(x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from workbench.model.errors import TraceError
 from workbench.model.tracing.batch import tensors, versions, written_since
 from workbench.model.tracing.proxy import Sizes
-from workbench.model.tracing.python_state import PLAIN, State, Walk, moved
+from workbench.model.tracing.state.python_state import PLAIN, State, Walk, moved
 
 _OWN = frozenset(vars(nn.Module())) - {"training"}
 

@@ -3,9 +3,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
-from workbench.layers.faster import Linear, Repeat, Transposed
+from workbench.layers.local.context import BatchContext
+from workbench.layers.local.faster import Linear, Repeat, Transposed
 from workbench.model.tracing.rewrites.linears import TransposedLinear
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from workbench.layers.norms import LocalBatchNorm, SynchronizedBatchNorm, read_in_order
+from workbench.layers.local.norms import LocalBatchNorm, SynchronizedBatchNorm, read_in_order
 from workbench.plan.placement.placement import Shard
 
 ROWS = [(8,), (4, 4), (1, 5, 2), (6, 0, 2)]

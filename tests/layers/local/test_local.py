@@ -6,11 +6,11 @@ from torch import nn
 
 from tests.layers.nets import Memory
 from tests.plan import graphs
-from workbench.layers.context import BatchContext
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import group_specs
-from workbench.layers.idle import Idle
-from workbench.layers.local import idles
+from workbench.layers.local.context import BatchContext
+from workbench.layers.local.idle import Idle
+from workbench.layers.local.local import idles
 from workbench.model.tracing.trace import trace
 from workbench.plan.plan import Plan
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from workbench.layers.embedding import local_embedding
+from workbench.layers.local.embedding import local_embedding
 from workbench.plan.graph import Layer
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.placement import Shard

@@ -13,7 +13,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from workbench.layers.context import BatchContext
+from workbench.layers.local.context import BatchContext
 from workbench.model.tracing.draws import (
     INDEPENDENT,
     Draws,

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from workbench.layers.context import BatchContext
-from workbench.layers.draws import PlacedDropout
+from workbench.layers.local.context import BatchContext
+from workbench.layers.local.draws import PlacedDropout
 from workbench.model.tracing.draws import hashed, kept
 from workbench.plan.placement.layout import ROWS, Layout
 from workbench.plan.placement.placement import Replicate, Shard

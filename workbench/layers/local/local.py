@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from workbench.layers.faster import LARGE_BYTES, Linear, Repeat, Transposed
+from workbench.layers.local.faster import LARGE_BYTES, Linear, Repeat, Transposed
 from workbench.model.tracing.rewrites.linears import NamedLinear, TransposedLinear
 from workbench.model.weights.slices import Reader
 from workbench.plan.errors import PlanError

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from workbench.comm.groups.group import Group
 from workbench.comm.regions import copy_to
-from workbench.layers.context import BatchContext
-from workbench.layers.draws import PlacedDropout
-from workbench.layers.idle import OutputType, nothing
+from workbench.layers.local.context import BatchContext
+from workbench.layers.local.draws import PlacedDropout
+from workbench.layers.local.idle import OutputType, nothing
 from workbench.model.tracing.rewrites.attention import is_window_attention
 from workbench.plan.graph import Layer
 from workbench.plan.placement.flow import heads_of

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.layers.idle import nothing
+from workbench.layers.local.idle import nothing
 from workbench.plan.graph import Layer
 from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.placement import Shard

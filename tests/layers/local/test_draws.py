@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.layers import drawing, nets
-from workbench.layers.context import BatchContext
-from workbench.layers.draws import DrawError, PlacedDraws
-from workbench.layers.draws import drawing as entered
+from workbench.layers.local.context import BatchContext
+from workbench.layers.local.draws import DrawError, PlacedDraws
+from workbench.layers.local.draws import drawing as entered
 from workbench.model.tracing.trace import trace
 from workbench.plan.graph import Layer
 from workbench.train.verify.reference import VerifyError, place_draws

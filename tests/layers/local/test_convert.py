@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from workbench.layers.context import BatchContext
-from workbench.layers.convert import ConvertLayout
+from workbench.layers.local.context import BatchContext
+from workbench.layers.local.convert import ConvertLayout
 from workbench.plan.placement.layout import ROWS, Conversion, Layout
 from workbench.plan.placement.placement import Replicate, Shard
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from workbench.layers.loss import (
+from workbench.layers.local.loss import (
     PLAIN,
     cross_entropy_sum,
     cut_cross_entropy_sum,

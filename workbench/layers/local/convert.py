@@ -16,7 +16,7 @@ from workbench.comm.regions import (
     reduce_scatter_to,
     scatter_to,
 )
-from workbench.layers.context import BatchContext
+from workbench.layers.local.context import BatchContext
 from workbench.plan.placement.layout import ROWS, Conversion, Layout
 from workbench.plan.placement.placement import Partial, Replicate, Shard
 

@@ -1,0 +1,1 @@
+"""One rank's part of one layer, and what it computes with."""

@@ -1,0 +1,1 @@
+"""What Python code keeps, sets or writes while a module is traced."""
