@@ -1,4 +1,4 @@
-"""Runs functions on the ranks of a cluster, each time in a new world."""
+"""Runs functions on the ranks of a cluster, one after the other in the same world."""
 
 import itertools
 import math
@@ -7,7 +7,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import ipyparallel as ipp
@@ -16,6 +18,7 @@ import torch
 from torch.distributed import TCPStore
 
 from workbench.comm.groups.group import Group
+from workbench.comm.groups.record import Recorder
 from workbench.comm.groups.world import RankConfig, World
 
 # Between tasks SIGINT would cost an engine the answer that it is about to send.
@@ -30,8 +33,10 @@ class Ranks:
     """`on_ranks(n, f, *args)` is [f(world, *args) on rank 0, on rank 1, ...].
 
     When a rank raises, the others are interrupted, and what it raised is raised here; the next
-    call works again. Functions travel by name, what they take and return by pickle. Each rank
-    has one thread and, where no other tests run beside these, a core of its own.
+    call works again, in a new world. Else the ranks stay in theirs for the next call, if that has
+    as many ranks and wants the same of them; what a function has made in it is gone then.
+    Functions travel by name, what they take and return by pickle. Each rank has one thread and,
+    where no other tests run beside these, a core of its own.
 
     Args:
         client: that of the engines.
@@ -40,6 +45,8 @@ class Ranks:
 
     def __init__(self, client: ipp.Client, devices: Sequence[str] = ("cpu",)) -> None:
         self._numbers, self._devices = itertools.count(), devices
+        self._world: tuple[Any, ...] = ()  # what was wanted of the one that is open
+        self._meeting = ""
         self._views = [client[engine] for engine in sorted(client.ids)]
         # Ranks meet in a store that none of them hosts, on a port that nobody guesses.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -59,9 +66,21 @@ class Ranks:
         timeout_s: float = 60.0,
         shared_memory: bool = True,
         hosts: Sequence[str] = (),
+        anew: bool = False,
     ) -> list[Any]:
-        """The ranks are on one host, or on those that `hosts` names for them."""
-        return self._run(size, _in_a_world, function, args, timeout_s, shared_memory, hosts)
+        """The ranks are on one host, or on those that `hosts` names for them.
+
+        A world that was opened anew is left at the end: for tests of what remains in one.
+        """
+        wanted = (size, timeout_s, shared_memory, *hosts)
+        if anew or self._world != wanted:
+            self._leave()
+        self._world = ()  # until all have answered
+        answers = self._run(size, _in_a_world, function, args, timeout_s, shared_memory, hosts)
+        self._world = wanted
+        if anew:
+            self._leave()
+        return answers
 
     def seated(
         self,
@@ -75,7 +94,17 @@ class Ranks:
 
         After `limit_s` all ranks are interrupted: a TimeoutError.
         """
+        self._leave()
         return self._run(size, _call, function, args, timeout_s, limit_s=limit_s)
+
+    def _leave(self) -> None:
+        """All ranks leave the world that they are in; who is in one that failed, at its next call."""
+        if self._world:
+            answers = [view.apply_async(_left) for view in self._views[: self._world[0]]]
+            self._world = ()
+            for answer in answers:
+                answer.get(timeout=120)
+        self._meeting = f"call{next(self._numbers)}"
 
     def _run(
         self,
@@ -88,14 +117,14 @@ class Ranks:
         hosts: Sequence[str] = (),
         limit_s: float = math.inf,
     ) -> list[Any]:
-        prefix, port = f"call{next(self._numbers)}", self._store.port
+        port = self._store.port
         rank_configs = [
             RankConfig(
                 rank,
                 size,
                 "127.0.0.1",
                 port,
-                prefix,
+                self._meeting,
                 timeout_s,
                 device=self._devices[rank % len(self._devices)],
                 shared_memory=shared_memory,
@@ -167,6 +196,8 @@ def _guard(owner: int, controller: int) -> None:
 
 
 def _call(config: RankConfig, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    if _held and _held[0].meeting != config.prefix:
+        _left()
     signal.signal(INTERRUPT, signal.default_int_handler)
     try:
         torch.manual_seed(0)
@@ -180,8 +211,34 @@ def _in_a_world(config: RankConfig, function: Callable[..., Any], args: tuple[An
 
 
 def _opened(config: RankConfig, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    with World.open(config) as world:
-        return function(world, *args)
+    """Calls a function in the world of this process, which is opened where there is none."""
+    if not _held:
+        entered = ExitStack()
+        _held.append(_Held(config.prefix, entered, entered.enter_context(World.open(config))))
+    held = _held.pop()
+    with held.leaving as leaving:
+        answer = function(held.world, *args)
+        held.world.let_go([SimpleNamespace(link=link) for link in held.world._links])
+        held.world.recorder = Recorder()
+        _held.append(replace(held, leaving=leaving.pop_all()))
+    return answer
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A world in which this process is a rank, and where the ranks of it have met."""
+
+    meeting: str
+    leaving: ExitStack
+    world: World
+
+
+_held: list[_Held] = []
+"""None or one: between two calls an engine remembers nothing but what lies in a module."""
+
+
+def _left() -> None:
+    _held.pop().leaving.close()
 
 
 def gpus() -> list[str]:
