@@ -70,16 +70,15 @@ class Ranks:
     ) -> list[Any]:
         """The ranks are on one host, or on those that `hosts` names for them.
 
-        A world that was opened anew is left at the end: for tests of what remains in one.
+        A world that is opened anew is closed afterwards, in whatever state it is.
         """
         wanted = (size, timeout_s, shared_memory, *hosts)
         if anew or self._world != wanted:
             self._leave()
         self._world = ()  # until all have answered
-        answers = self._run(size, _in_a_world, function, args, timeout_s, shared_memory, hosts)
-        self._world = wanted
-        if anew:
-            self._leave()
+        task = _in_a_new_world if anew else _in_a_world
+        answers = self._run(size, task, function, args, timeout_s, shared_memory, hosts)
+        self._world = () if anew else wanted
         return answers
 
     def seated(
@@ -98,7 +97,7 @@ class Ranks:
         return self._run(size, _call, function, args, timeout_s, limit_s=limit_s)
 
     def _leave(self) -> None:
-        """All ranks leave the world that they are in; who is in one that failed, at its next call."""
+        """All ranks leave their world; those of one that failed do at their next call."""
         if self._world:
             answers = [view.apply_async(_left) for view in self._views[: self._world[0]]]
             self._world = ()
@@ -208,6 +207,15 @@ def _call(config: RankConfig, function: Callable[..., Any], args: tuple[Any, ...
 
 def _in_a_world(config: RankConfig, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return _call(config, _opened, (function, args))
+
+
+def _in_a_new_world(config: RankConfig, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return _call(config, _opened_anew, (function, args))
+
+
+def _opened_anew(config: RankConfig, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    with World.open(config) as world:
+        return function(world, *args)
 
 
 def _opened(config: RankConfig, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

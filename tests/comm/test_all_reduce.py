@@ -155,7 +155,7 @@ def with_nobody(world):
 
 
 def test_a_connection_that_is_broken_before_the_start_is_reported_with_the_layer(on_ranks):
-    for said in on_ranks(2, with_nobody, shared_memory=False):
+    for said in on_ranks(2, with_nobody, shared_memory=False, anew=True):
         assert "all_reduce of layer 'fc'" in said
         assert "Connection closed by peer" in said
 
@@ -170,7 +170,7 @@ def threads(world):
 
 def test_threads_that_wait_end_with_their_world(on_ranks):
     for _ in range(3):
-        for before, during in on_ranks(3, threads):
+        for before, during in on_ranks(3, threads, anew=True):
             assert before < during <= before + 2
 
 

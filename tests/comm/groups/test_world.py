@@ -226,7 +226,7 @@ def one_makes_no_groups(world):
 
 
 def test_who_makes_no_groups_is_named(on_ranks):
-    assert on_ranks(2, one_makes_no_groups)[0] == (1,)
+    assert on_ranks(2, one_makes_no_groups, anew=True)[0] == (1,)
 
 
 def nothing(world):
@@ -234,7 +234,7 @@ def nothing(world):
 
 
 def test_worlds_follow_each_other_in_one_process(on_ranks):
-    assert [on_ranks(size, nothing)[0] for size in (2, 4, 1, 3, 2)] == [2, 4, 1, 3, 2]
+    assert [on_ranks(size, nothing, anew=True)[0] for size in (2, 4, 1, 3, 2)] == [2, 4, 1, 3, 2]
 
 
 def open_files():
@@ -355,7 +355,7 @@ def closed_one(world):
 
 
 def test_the_other_groups_stay_when_one_is_closed(on_ranks):
-    assert on_ranks(2, closed_one) == [[2.0, 2.0]] * 2
+    assert on_ranks(2, closed_one, anew=True) == [[2.0, 2.0]] * 2
 
 
 def limited(config):

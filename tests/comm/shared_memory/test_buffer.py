@@ -138,10 +138,10 @@ def mapped(_world):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_nothing_stays_mapped_when_a_world_is_over(on_ranks):
-    before = on_ranks(2, mapped)
+    before = on_ranks(2, mapped, anew=True)
     for _ in range(3):
-        on_ranks(2, steps, True)
-    after = on_ranks(2, mapped)
+        on_ranks(2, steps, True, anew=True)
+    after = on_ranks(2, mapped, anew=True)
     assert all(now <= then for now, then in zip(after, before, strict=True))
 
 
