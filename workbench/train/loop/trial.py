@@ -44,18 +44,29 @@ class Trial:
     collated: Callable[[int, int], Any] | None = None
 
     @classmethod
-    def of(cls, graph: Graph, data: Dataset, device: torch.device, dtype: torch.dtype) -> "Trial":
+    def of(
+        cls,
+        graph: Graph,
+        data: Dataset,
+        device: torch.device,
+        dtype: torch.dtype,
+        batch_size: int = ROWS,
+    ) -> "Trial":
         """Reads some samples; fewer of a model whose outputs are large, but two if it can.
+
+        Their targets come again where a batch has more.
 
         Args:
             graph: the model, whose outputs are meant.
             data: the data set that the samples are from.
             device: the device of outputs and targets.
             dtype: the type of outputs.
+            batch_size: how many rows a step of one process has.
         """
         shapes = [(graph[name].rows, *graph[name].output_shape) for name in graph.outputs]
         most = ELEMENTS // max(1, sum(map(math.prod, shapes)))
-        rows = min(len(data), max(2, min(ROWS, most)))
+        own = data if isinstance(data, OwnSamples) and data.collates else None
+        rows = min(len(data), max(2, min(ROWS if own else max(ROWS, batch_size), most)))
         generator = torch.Generator().manual_seed(0)
         drawn = [
             torch.rand((each * rows, *shape), generator=generator, dtype=dtype)
@@ -66,10 +77,12 @@ class Trial:
         def moved(targets: Any) -> Any:
             return tree_map(lambda each: as_wide(each, dtype).to(device), targets)
 
-        indices = _spread(data, rows)
-        if not (isinstance(data, OwnSamples) and data.collates):
-            return cls(graph, rows, outputs, moved(data.batch(indices)[1]))
-        samples, batch_of = data.read(indices), data.fitting
+        indices = _spread(data, min(rows, ROWS))
+        if own is None:
+            again = torch.arange(rows) % len(indices)
+            targets = tree_map(lambda each: each[again], data.batch(indices)[1])
+            return cls(graph, rows, outputs, moved(targets))
+        samples, batch_of = own.read(indices), own.fitting
 
         def collated(begin: int, end: int) -> Any:
             return moved(batch_of(samples[begin:end])[1])
