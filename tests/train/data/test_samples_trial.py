@@ -61,6 +61,51 @@ def test_a_counter_that_does_not_matter_yet():
         tried(Counted(X, Y))
 
 
+class Cached(TensorDataset):
+    """Draws once, and remembers it."""
+
+    def __init__(self):
+        super().__init__(X, Y)
+        self.kept = {}
+
+    def __getitem__(self, index):
+        return self.kept.setdefault(index, (X[index] + torch.randn(2), Y[index]))
+
+
+class Numbered(TensorDataset):
+    """Numbers names in the order in which it meets them."""
+
+    def __init__(self):
+        super().__init__(X, Y)
+        self.numbers = {}
+
+    def __getitem__(self, index):
+        return X[index], self.numbers.setdefault(index % 5, len(self.numbers))
+
+
+@pytest.mark.parametrize("data", [Cached(), Numbered()])
+def test_a_sample_that_depends_on_what_was_read_before(data):
+    with pytest.raises(DataError, match="sample 0, after others, is another one"):
+        tried(data)
+
+
+class Kept(TensorDataset):
+    """Makes each sample once, of its index."""
+
+    def __init__(self):
+        super().__init__(X, Y)
+        self.kept = {}
+
+    def __getitem__(self, index):
+        if index not in self.kept:
+            self.kept[index] = super().__getitem__(index)
+        return self.kept[index]
+
+
+def test_a_sample_may_be_kept():
+    tried(Kept())
+
+
 class Stream(IterableDataset):
     def __init__(self, length=24, step=0.0):
         self.length, self.step, self.passes = length, step, 0
@@ -132,6 +177,27 @@ def counting():
     return collate
 
 
+class Scaled:
+    """By the largest that was met."""
+
+    largest = 0.0
+
+    def __call__(self, samples):
+        x, y = default_collate(samples)
+        self.largest = max(self.largest, x.abs().max().item())
+        return x / self.largest, y
+
+
+class NumberedLabels:
+    def __init__(self):
+        self.numbers = {}
+
+    def __call__(self, samples):
+        x, _ = default_collate(samples)
+        each = [self.numbers.setdefault(label, len(self.numbers)) for label in x[:, 0].tolist()]
+        return x, torch.tensor(each)
+
+
 @pytest.mark.parametrize(
     ("collate", "text"),
     [
@@ -140,6 +206,8 @@ def counting():
         (shuffled, r"draws random numbers \(torch\)"),
         (of_numpy, r"draws random numbers \(numpy\.random\)"),
         (counting(), "keeps state: a call changes 'calls' in the closure of collate"),
+        (Scaled(), "mixes rows|keeps state: after others"),
+        (NumberedLabels(), "mixes rows|keeps state: after others"),
         (filtered, r"gives \d rows for 8 samples.*Subset"),
     ],
 )

@@ -54,7 +54,7 @@ def try_out(experiment: Experiment) -> Seen | None:
                 _refuse(data.name, reads)
         dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
         if isinstance(experiment.loss, Loss):
-            loss = OwnLoss(experiment.loss, None, _CPU, dtype, held)
+            loss = OwnLoss(experiment.loss, None, _CPU, dtype)
             if train is not None:
                 tried = Trial.of(graph, train, _CPU, dtype, rows)
                 LossTrial(loss, held).check(tried, rows)

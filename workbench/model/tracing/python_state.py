@@ -87,14 +87,14 @@ class Walk:
         return self._state
 
     def _add(self, name: str, value: Any) -> None:
+        while name in self._state:  # of another closure, module or key that is called so
+            name += "[again]"
         if isinstance(value, PLAIN):
             self._state[name] = value
             return
         if id(value) in self._seen or len(self._seen) > _MOST_VALUES:
             return
         self._seen[id(value)] = value
-        while name in self._state:  # of another closure, module or key that is called so
-            name += "'"
         is_meta = isinstance(value, Tensor) and value.is_meta
         if is_meta or isinstance(value, Proxy | FakeTensor | ModuleType):
             self._state[name] = Same(value)
@@ -222,7 +222,7 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     found = dict(vars(value)) if type(value).__dictoffset__ else None
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items():
-            if isinstance(slot, MemberDescriptorType):
+            if isinstance(slot, MemberDescriptorType) and not name.startswith("__"):
                 with suppress(AttributeError):  # nothing was assigned yet
                     found = (found or {}) | {name: slot.__get__(value)}
     return found

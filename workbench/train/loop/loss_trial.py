@@ -59,7 +59,8 @@ class LossTrial:
     """
 
     def __init__(self, loss: OwnLoss, held: Mapping[int, str] = MappingProxyType({})) -> None:
-        self._given, self._loss, self._held, self._calls = loss, loss.fresh(), held, 0
+        self._given, self._loss, self._held, self._calls = loss, loss.fresh(held), held, 0
+        self._batch_size = 0
         self._known, self._news = set[tuple[int, float]](), 0
 
     def check(self, tried: Trial, batch_size: int = 1) -> None:
@@ -79,11 +80,9 @@ class LossTrial:
             try:
                 self._check_calls(tried)
                 self._known = {value for value, _ in _values(tried.targets)}
-                places = {tried.rows // 2, tried.rows // 3, batch_size}
-                halves = [at for at in places if 0 < at < tried.rows]
-                every = [self._parted(tried, at) for at in halves or [0]]
+                self._batch_size = batch_size
                 # Among many rows, weights of their own are hardly told from equal ones.
-                every += [self._parted(pair, 1) for pair in tried.pairs(8)]
+                every = self._cuts(tried, pairs=8)
             except OwnObjectError:
                 raise
             except Exception as error:  # whatever its own code raises
@@ -93,7 +92,8 @@ class LossTrial:
                 cuts = self._tried_at(place)
                 self._refuse_mixed([one for one in cuts if one.shows], place)
             *_, behind = tried.cut(tried.rows // 2)
-            was, now = (self._of(behind, loss).value for loss in (self._loss, self._loss.fresh()))
+            fresh = self._loss.fresh(self._held)
+            was, now = (self._of(behind, loss).value for loss in (self._loss, fresh))
             if not math.isclose(was, now, rel_tol=self._close(tried)):
                 how = f"it is {was:.10g} for rows after others, and {now:.10g} for them alone"
                 raise OwnObjectError(self._keeps_state(how))
@@ -233,12 +233,17 @@ class LossTrial:
     def _tried_at(self, tried: Trial) -> list["_Parted"]:
         """Some cuts of a batch at a place that the loss may not have been made for."""
         try:
-            cuts = [self._parted(tried, at) for at in {tried.rows // 2, tried.rows // 3} if at]
-            return cuts + [self._parted(pair, 1) for pair in tried.pairs(2)]
+            return self._cuts(tried, pairs=2)
         except OwnObjectError:
             raise
         except Exception:  # whatever it is that the loss does not take
             return []
+
+    def _cuts(self, tried: Trial, pairs: int) -> list["_Parted"]:
+        places = {tried.rows // 2, tried.rows // 3, self._batch_size}
+        cuts = [self._parted(tried, at) for at in sorted(places) if 0 < at < tried.rows]
+        cuts = cuts or [self._parted(tried, 0)]
+        return cuts + [self._parted(pair, 1) for pair in tried.pairs(pairs)]
 
     def _refuse_mixed(self, every: Sequence["_Parted"], tried: Trial) -> None:
         # Values say more than gradients.

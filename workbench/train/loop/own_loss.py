@@ -68,7 +68,7 @@ class OwnLoss:
     Attributes:
         name: what it is called in errors.
         is_mean: whether the sum over rows is divided by their number, or their weights.
-        fresh: makes another one, which remembers nothing of what this one was called with.
+        fresh: makes another one, which remembers nothing of this one's calls; it takes `held`.
         look: what looks at each call; None: nothing does.
         seen: the range in which it was tried; None: it was not.
         by_row: whether the last call gave a loss for each row, and not one number.
@@ -86,7 +86,7 @@ class OwnLoss:
         held: Container[int] = (),
     ) -> None:
         self.name, self.is_mean, self._everyone = str(value.function), value.is_mean, everyone
-        self.fresh = partial(OwnLoss, value, None, device, dtype, held)
+        self.fresh = partial(OwnLoss, value, None, device, dtype)
         self._function = self._loaded(value.function, device, dtype, held)
         self._weights = None if value.weights is None else copied(value.weights.loaded, held)
         self.look: Look | None = None
