@@ -2,6 +2,11 @@
 
 import itertools
 import random
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,6 +252,21 @@ def test_an_indexed_data_set_is_told_its_epoch():
     assert data.__getitems__([(0, 1), (2, 1), (2, 3), (-1, 0)]) == [0, 2, 2, 0]
 
 
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass(slots=True)
+class Slotted:
+    n: int
+
+
+RING: list[Any] = []
+RING.append(RING)
+jagged = partial(torch.nested.nested_tensor, layout=torch.jagged)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -258,6 +278,15 @@ def test_an_indexed_data_set_is_told_its_epoch():
         ([1, 2], [2, 1]),
         (1, 1.0),
         ("a", b"a"),
+        (Path("a"), Path("b")),
+        ({1, 2}, {1, 3}),
+        (Colour.RED, Colour.BLUE),
+        (int, float),
+        (Slotted(1), Slotted(2)),
+        (RING, [RING, RING]),
+        (torch.eye(2).to_sparse(), torch.zeros(2, 2).to_sparse()),
+        (jagged([X[:1], X[:2]]), jagged([X[:2], X[:1]])),
+        (torch.tensor([1j]).conj(), torch.tensor([1j])),
     ],
 )
 def test_samples_are_told_apart(one, other):

@@ -93,10 +93,10 @@ class Trial:
         """The rows up to this one, and the others; parts without rows are left out."""
         for begin, end in ((0, at), (at, self.rows)):
             if begin < end:
-                outputs = tuple(self._span(output, begin, end) for output in self.outputs)
-                yield self._part(begin, end, outputs)
+                yield self._part(begin, end)
 
-    def _part(self, begin: int, end: int, outputs: tuple[Tensor, ...]) -> "Trial":
+    def _part(self, begin: int, end: int) -> "Trial":
+        outputs = tuple(self._span(output, begin, end) for output in self.outputs)
         if self.collated is None:
             targets = tree_map(lambda each: each[begin:end], self.targets)
             return Trial(self.graph, end - begin, outputs, targets)
@@ -110,8 +110,7 @@ class Trial:
     def pairs(self, most: int) -> Iterator["Trial"]:
         """Two rows each, of so many pairs at most; of two rows, none."""
         for begin in range(0, min(self.rows, 2 * most) - 1 if self.rows > 2 else 0, 2):
-            *_, behind = self.cut(begin)
-            yield next(behind.cut(2))
+            yield self._part(begin, begin + 2)
 
     @property
     def elements(self) -> int:
@@ -120,11 +119,11 @@ class Trial:
 
     def drawn(self, generator: torch.Generator) -> "Trial":
         """Normal numbers for outputs."""
-
-        def drawn(output: Tensor) -> Tensor:
-            return torch.randn(output.shape, generator=generator, dtype=output.dtype).to(output)
-
-        return replace(self, outputs=tuple(map(drawn, self.outputs)))
+        outputs = (
+            torch.randn(one.shape, generator=generator, dtype=one.dtype).to(one)
+            for one in self.outputs
+        )
+        return replace(self, outputs=tuple(outputs))
 
     def scaled(self, factor: float) -> "Trial":
         """So many times the outputs."""
