@@ -13,6 +13,7 @@ MAY = {
     "model/build.py": {"cloudpickle"},  # writes
     "train/cells.py": {"exec", "eval"},  # a person's cell
     "engine/calls.py": {"import_module", "getattr"},  # the job server's task
+    "train/data/copied.py": {"pickle", "cloudpickle"},  # what this process has
     "supervisor/spawn.py": {"import_module", "run_module"},  # as the cluster's supervisor says
     "model/packages.py": {"import_module"},  # one of two
     "hosts/host.py": {"exec_module"},  # torch's own version

@@ -109,7 +109,7 @@ REFUSED = {
                 ("self.head.weight.data.mul_(0.9)", "x = self.head(x)"),
             )
         ),
-        "mul_ changes 'head.weight'",
+        "forward writes into 'head.weight'",
     ),
     "a cut weight that evaluation reads whole, merged": (
         Case(

@@ -100,7 +100,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(on_ranks, weights, tmp_path, net
 
 
 def compared(config, experiment, start, reference):
-    return compare(config, experiment, weights=start, reference=reference)
+    return compare(config, experiment, weights=start, reference=reference)[0]
 
 
 @pytest.mark.parametrize("net", drawing.NETS)

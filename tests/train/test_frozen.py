@@ -209,7 +209,7 @@ def test_verification_compares_all_of_it(on_ranks, made, tmp_path, net, batch_no
 
 
 def compared(config, run, start, reference):
-    return compare(config, run, weights=start, reference=reference)
+    return compare(config, run, weights=start, reference=reference)[0]
 
 
 def test_nothing_to_train_is_refused():

@@ -1,6 +1,7 @@
 """A loss gets what the module returns, in the module's own order and by its own keys."""
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,9 @@ def test_a_text_with_other_keys_is_refused(keys):
     assert "keys = [1, 0]" in text
     with pytest.raises((PlanError, ModelError), match=r"keys|changed by hand"):
         Plan.from_toml(text.replace("keys = [1, 0]", f"keys = {keys}"))
+
+
+def test_a_text_with_a_key_twice_is_refused():
+    graph = replace(trace(nn.Linear(6, 3), input_shape=(6,)), keys=(0, 0))
+    with pytest.raises(PlanError, match=r"keys: 1 places or names, got \(0, 0\)"):
+        Plan.from_toml(Plan.data_parallel(graph, 1).to_toml())

@@ -143,7 +143,7 @@ class Samples(torch.utils.data.Dataset):
 
 
 def held(config: RankConfig, run, start, reference):
-    return compare(config, run, weights=start, reference=reference)
+    return compare(config, run, weights=start, reference=reference)[0]
 
 
 @pytest.mark.parametrize("kind", ["rows", "hybrid"])

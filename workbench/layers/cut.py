@@ -200,7 +200,7 @@ class _Cutting:
                 cast(Any, local).inplace = False
             if idle:
                 local = self._idle(layer, local)
-            elif layer.kind == "op" and not layer.random and _is_own(local):
+            elif layer.kind == "op" and _is_own(local) and self._has_halves(layer, node):
                 look_at_module(local, self._look(layer, node))
             if layer.kind in ("batch_norm", "linear"):  # parts of it are layers of their own
                 for name, part in module.named_children():
@@ -260,9 +260,13 @@ class _Cutting:
             elif plain != node.target:
                 node.target = plain
                 self._keep_type(node)
-        if is_users_function(node.target) and layer.rows and not layer.random:
+        if is_users_function(node.target) and self._has_halves(layer, node):
             function = LookedAtFunction(called(self.traced, node), self._look(layer, node))
             self._call(node, f"{layer.node}_looked_at", function, node.args, node.kwargs)
+
+    def _has_halves(self, layer: Layer, node: torch.fx.Node) -> bool:
+        """Returns whether it can be called with a half of the rows; a size is that of all."""
+        return layer.rows > 0 and not layer.random and self._sizes.isdisjoint(node.all_input_nodes)
 
     def _look(self, layer: Layer, node: torch.fx.Node) -> LookedAt:
         """Returns what looks at the calls of a layer in the user's own code."""

@@ -1,6 +1,6 @@
 """Plans and graphs as TOML, and back, with an error for every wrong entry."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal, Protocol, TypeVar, get_type_hints
 
@@ -265,12 +265,9 @@ def _require_connected(graph: Graph) -> None:
         if name not in before:
             raise PlanError(f"[graph]: outputs: {unknown('layer', name, before)}")
     count, keys = len(graph.outputs), set(graph.keys)
-    if keys and keys != set(range(count)) and not (len(keys) == count and _are_names(keys)):
+    named = len(keys) == count and all(isinstance(key, str) for key in keys)
+    if keys and (len(graph.keys) != count or not (named or keys == set(range(count)))):
         raise PlanError(f"[graph]: keys: {count} places or names, got {graph.keys}")
-
-
-def _are_names(keys: Collection[object]) -> bool:
-    return all(isinstance(key, str) for key in keys)
 
 
 def _layer(entry: Mapping[str, Any]) -> Layer:

@@ -1,5 +1,7 @@
 """Runs that had ended when they were looked up: listed at once, and read when more is asked for."""
 
+import copy
+
 import pytest
 
 from workbench.client.run.past import PastRun
@@ -64,6 +66,7 @@ def test_they_have_no_other_attributes_than_runs(cluster, train):
     past = past_of(cluster, train("train").wait(LONG_S))
     assert isinstance(past, PastRun)
     assert not hasattr(past, "loss")
+    assert copy.copy(past_of(cluster, past)).directory == past.directory
 
 
 def test_a_run_that_goes_on_is_followed_by_one_object(cluster, train):

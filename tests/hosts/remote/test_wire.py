@@ -2,6 +2,7 @@
 
 import os
 import queue
+import resource
 import socket
 import threading
 import time
@@ -77,6 +78,25 @@ def test_what_somebody_between_them_does_is_noticed(tamper):
         first.say(number=number, leave=True)
     with pytest.raises(OSError, match="changed, or is not from the other end"):
         heard(second, 3)
+
+
+def test_what_is_nested_too_deeply_is_no_message():
+    a, b = pair()
+    Connection(b.detach()).send_bytes(b"[" * wire.LARGEST_OF_STRANGERS)
+    with pytest.raises(OSError, match="recursion"):
+        Wire(a).hear(10.0)
+
+
+def test_a_connection_is_ended_without_an_error_where_no_file_can_be_opened():
+    a, b = pair()
+    link = Wire(a)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        link.end()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        b.close()
 
 
 def heard(link: Wire, count: int) -> None:

@@ -2,6 +2,11 @@
 
 import itertools
 import random
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +64,51 @@ class Counted(TensorDataset):
 def test_a_counter_that_does_not_matter_yet():
     with pytest.raises(DataError, match=r"keeps state: .* changes it\.reads"):
         tried(Counted(X, Y))
+
+
+class Cached(TensorDataset):
+    """Draws once, and remembers it."""
+
+    def __init__(self):
+        super().__init__(X, Y)
+        self.kept = {}
+
+    def __getitem__(self, index):
+        return self.kept.setdefault(index, (X[index] + torch.randn(2), Y[index]))
+
+
+class Numbered(TensorDataset):
+    """Numbers names in the order in which it meets them."""
+
+    def __init__(self):
+        super().__init__(X, Y)
+        self.numbers = {}
+
+    def __getitem__(self, index):
+        return X[index], self.numbers.setdefault(index % 5, len(self.numbers))
+
+
+@pytest.mark.parametrize("data", [Cached(), Numbered()])
+def test_a_sample_that_depends_on_what_was_read_before(data):
+    with pytest.raises(DataError, match="sample 0, after others, is another one"):
+        tried(data)
+
+
+class Kept(TensorDataset):
+    """Makes each sample once, of its index."""
+
+    def __init__(self):
+        super().__init__(X, Y)
+        self.kept = {}
+
+    def __getitem__(self, index):
+        if index not in self.kept:
+            self.kept[index] = super().__getitem__(index)
+        return self.kept[index]
+
+
+def test_a_sample_may_be_kept():
+    tried(Kept())
 
 
 class Stream(IterableDataset):
@@ -132,6 +182,27 @@ def counting():
     return collate
 
 
+class Scaled:
+    """By the largest that was met."""
+
+    largest = 0.0
+
+    def __call__(self, samples):
+        x, y = default_collate(samples)
+        self.largest = max(self.largest, x.abs().max().item())
+        return x / self.largest, y
+
+
+class NumberedLabels:
+    def __init__(self):
+        self.numbers = {}
+
+    def __call__(self, samples):
+        x, _ = default_collate(samples)
+        each = [self.numbers.setdefault(label, len(self.numbers)) for label in x[:, 0].tolist()]
+        return x, torch.tensor(each)
+
+
 @pytest.mark.parametrize(
     ("collate", "text"),
     [
@@ -140,6 +211,8 @@ def counting():
         (shuffled, r"draws random numbers \(torch\)"),
         (of_numpy, r"draws random numbers \(numpy\.random\)"),
         (counting(), "keeps state: a call changes 'calls' in the closure of collate"),
+        (Scaled(), "mixes rows|keeps state: after others"),
+        (NumberedLabels(), "mixes rows|keeps state: after others"),
         (filtered, r"gives \d rows for 8 samples.*Subset"),
     ],
 )
@@ -179,6 +252,21 @@ def test_an_indexed_data_set_is_told_its_epoch():
     assert data.__getitems__([(0, 1), (2, 1), (2, 3), (-1, 0)]) == [0, 2, 2, 0]
 
 
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass(slots=True)
+class Slotted:
+    n: int
+
+
+RING: list[Any] = []
+RING.append(RING)
+jagged = partial(torch.nested.nested_tensor, layout=torch.jagged)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -190,6 +278,15 @@ def test_an_indexed_data_set_is_told_its_epoch():
         ([1, 2], [2, 1]),
         (1, 1.0),
         ("a", b"a"),
+        (Path("a"), Path("b")),
+        ({1, 2}, {1, 3}),
+        (Colour.RED, Colour.BLUE),
+        (int, float),
+        (Slotted(1), Slotted(2)),
+        (RING, [RING, RING]),
+        (torch.eye(2).to_sparse(), torch.zeros(2, 2).to_sparse()),
+        (jagged([X[:1], X[:2]]), jagged([X[:2], X[:1]])),
+        (torch.tensor([1j]).conj(), torch.tensor([1j])),
     ],
 )
 def test_samples_are_told_apart(one, other):

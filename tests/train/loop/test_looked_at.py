@@ -32,6 +32,16 @@ def doubled(x, factor):
     return factor * x
 
 
+@torch.fx.wrap
+def in_rows(x, *, shape):
+    return x.view(shape)
+
+
+@torch.fx.wrap
+def once_and_twice(x):
+    return x, x.repeat_interleave(2, 0)
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -44,6 +54,17 @@ class Net(nn.Module):
 class Doubling(Net):
     def forward(self, x):
         return self.last(doubled(self.first(x), factor=0.5))
+
+
+class OfSize(Net):
+    def forward(self, x):
+        return self.last(in_rows(self.first(x), shape=(x.shape[0], 8)))
+
+
+class Twice(Net):
+    def forward(self, x):
+        once, twice = once_and_twice(self.first(x))
+        return self.last(once + twice[::2])
 
 
 def trained(net, folder: Path, steps=40, **fields):
@@ -77,8 +98,9 @@ def test_a_function_in_forward_that_mixes_samples_late(tmp_path):
         trained(Net(), tmp_path, loss=growing)
 
 
-def test_a_function_with_numbers_among_its_arguments_is_taken(tmp_path):
-    trained(Doubling(), tmp_path, optimizer=SGD(lr=0.1))
+@pytest.mark.parametrize("net", [Doubling, OfSize, Twice])
+def test_numbers_sizes_and_outputs_of_unlike_rows_are_taken(net, tmp_path):
+    trained(net(), tmp_path, optimizer=SGD(lr=0.1))
 
 
 def mean_of_far_rows(out, y):

@@ -17,7 +17,8 @@ from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.inputs import Input
 from workbench.plan.plan import Plan
 from workbench.train.data.opening import open_data
-from workbench.train.loop.loss_trial import LossTrial, held_by
+from workbench.train.data.reads import held_by
+from workbench.train.loop.loss_trial import LossTrial
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.trial import Trial
 
@@ -29,12 +30,16 @@ LABELLED = TensorDataset(torch.rand(64, 2), torch.arange(64) % 3)
 NUMBERS = TensorDataset(torch.rand(64, 2), torch.randn(64, 3))
 
 
-def check(loss, data=LABELLED, dtype=torch.float32, held=()):
+def check(loss, data=LABELLED, dtype=torch.float32, held=(), batch_size=4):
     plan = Plan.data_parallel(GRAPH, 1)
-    run = Experiment(plan=plan, data=data, loss=loss, optimizer=SGD(0.1), steps=1, batch_size=4)
+    run = Experiment(
+        plan=plan, data=data, loss=loss, optimizer=SGD(0.1), steps=1, batch_size=batch_size
+    )
     opened = open_data(run.data, (Input((2,)),), 3, "train")
     own = OwnLoss(run.loss, None, CPU, dtype)
-    LossTrial(own, dict(held)).check(Trial.of(GRAPH, opened, CPU, dtype))
+    trial = LossTrial(own, dict(held))
+    trial.check(Trial.of(GRAPH, opened, CPU, dtype, batch_size), batch_size)
+    own.look = trial.look
     return own
 
 
@@ -194,6 +199,99 @@ def test_a_loss_may_be_a_method_of_the_model():
 
     model = Own(2, 3)
     check(model.loss, held=held_by(model))
+
+
+class ReadsElsewhere(nn.Module):
+    """Holds a model, though not as a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = [MODEL]
+
+    def forward(self, out, y):
+        with torch.no_grad():
+            return rows(out, y) * self.held[0].bias.abs().sum()
+
+
+def test_nor_may_a_loss_that_holds_the_model_as_no_part():
+    with pytest.raises(OwnObjectError, match="reads 'bias' of the model itself"):
+        check(ReadsElsewhere(), held=held_by(MODEL))
+
+
+def hardest(out, y):
+    each = rows(out, y)
+    return each * (each >= each.topk(min(len(each), 100)).values[-1])
+
+
+def test_a_loss_is_tried_with_as_many_rows_as_a_batch_has():
+    data = TensorDataset(torch.rand(300, 2), torch.arange(300) % 3)
+    check(hardest, data)
+    with pytest.raises(OwnObjectError, match="hardest of 256 rows"):
+        check(hardest, data, batch_size=256)
+
+
+class Prototypes:
+    """Remembers the first row of each class."""
+
+    def __init__(self):
+        self.first = {}
+
+    def __call__(self, out, y):
+        for row, label in zip(out.detach(), y.tolist(), strict=True):
+            self.first.setdefault(label, row)
+        return rows(out - torch.stack([self.first[label] for label in y.tolist()]), y)
+
+
+class Largest:
+    """Remembers the largest output."""
+
+    def __init__(self):
+        self.largest = 1.0
+
+    def __call__(self, out, y):
+        self.largest = max(self.largest, out.abs().max().item())
+        return rows(out / self.largest, y)
+
+
+class OfTheFirst:
+    """Remembers its first value."""
+
+    first = None
+
+    def __call__(self, out, y):
+        each = rows(out, y)
+        self.first = self.first or each.mean().item()
+        return each / self.first
+
+
+class OfWholeBatches:
+    """Remembers a mean over batches, but not over what is left of an epoch."""
+
+    mean = 0.0
+
+    def __call__(self, out, y):
+        each = rows(out - self.mean, y)
+        if len(out) == 20:
+            self.mean = 0.9 * self.mean + 0.1 * out.detach().mean(0)
+        return each
+
+
+@pytest.mark.parametrize("loss", [Prototypes, Largest, OfTheFirst, OfWholeBatches])
+def test_a_loss_that_depends_on_what_it_met_is_refused(loss):
+    given = loss()
+    with pytest.raises(OwnObjectError, match=r"must not depend on others|keeps state"):
+        check(given, batch_size=20)
+    assert vars(given) == vars(loss()), "a trial has left something in the user's object"
+
+
+def test_targets_that_were_not_tried_are_looked_at():
+    own, y = check(F.cross_entropy, batch_size=12), torch.arange(12) % 3
+    outputs = (torch.rand(12, 3),)
+    for _ in range(20):
+        own.look(GRAPH, outputs, y, 12)
+    y[11] = -100
+    with pytest.raises(OwnObjectError, match="cross_entropy of 12 rows"):
+        own.look(GRAPH, outputs, y, 12)
 
 
 def counting():

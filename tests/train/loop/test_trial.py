@@ -81,6 +81,21 @@ def test_rows_are_cut_with_all_that_is_theirs():
     assert (first.targets.tolist(), rest.targets.tolist()) == ([7], [8, 9])
 
 
+def test_the_rows_of_pairs_are_collated_and_no_others():
+    asked = []
+
+    def collated(begin, end):
+        asked.append((begin, end))
+        return torch.arange(begin, end)
+
+    pairs = Trial(GRAPH, 5, (torch.arange(5.0),), torch.arange(5), collated).pairs(8)
+    assert [(*pair.outputs[0].tolist(), *pair.targets.tolist()) for pair in pairs] == [
+        (0, 1, 0, 1),
+        (2, 3, 2, 3),
+    ]
+    assert asked == [(0, 2), (2, 4)]
+
+
 @pytest.mark.parametrize("at", [0, 3])
 def test_parts_without_rows_are_left_out(at):
     (whole,) = trial().cut(at)

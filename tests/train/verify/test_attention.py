@@ -57,7 +57,7 @@ MODELS = {"encoder": encoder, "vit": vit, "swin": lambda: swin(1), "swin_v2": la
 
 
 def compared(config, experiment, start, reference):
-    return compare(config, experiment, weights=start, reference=reference)
+    return compare(config, experiment, weights=start, reference=reference)[0]
 
 
 def verified(on_ranks, tmp_path, plan, module):

@@ -56,7 +56,7 @@ def found(there, store, tmp_path):
         config = RankConfig(0, 1, "127.0.0.1", store.port, str(tmp_path))
         threads = torch.get_num_threads()
         try:
-            return compare(config, experiment, weights=start, reference=path, repeat=repeat)
+            return compare(config, experiment, weights=start, reference=path, repeat=repeat)[0]
         finally:
             torch.set_num_threads(threads)
 

@@ -41,7 +41,7 @@ RUNS = {
 
 
 def held(config, experiment, start, reference, other):
-    return compare(config, other or experiment, weights=start, reference=reference, repeat=False)
+    return compare(config, other or experiment, weights=start, reference=reference, repeat=False)[0]
 
 
 @pytest.mark.slow

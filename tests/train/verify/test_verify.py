@@ -112,7 +112,7 @@ def compare_with(config, mistake, experiment, start, reference, given):
     with ExitStack() as stack:
         for target, wrong in MISTAKES[mistake].items():
             stack.enter_context(patch(target, wrong))
-        return compare(config, experiment, weights=start, reference=reference, **given)
+        return compare(config, experiment, weights=start, reference=reference, **given)[0]
 
 
 def verified(

@@ -79,7 +79,7 @@ def _written(own: Own, folder: Path, place: str) -> Own:
     if own.held is None or Path(own.file).parent == folder:
         return own
     try:
-        with _by_value():
+        with by_value():
             content: bytes = cloudpickle.dumps(own.held)
     except Exception as error:  # whatever its own methods raise
         raise ExperimentError(
@@ -94,7 +94,7 @@ def _written(own: Own, folder: Path, place: str) -> Own:
 
 
 @contextmanager
-def _by_value() -> Iterator[None]:
+def by_value() -> Iterator[None]:
     """Has what modules beside the notebook define pickled by value."""
     beside = _beside()
     registered = []

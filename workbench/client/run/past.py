@@ -28,7 +28,7 @@ class PastRun(Run):
 
     def __getattr__(self, name: str) -> Any:
         """An attribute that is missing, since the run was not read yet."""
-        if "rows" in vars(self):
+        if "rows" in vars(self) or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         run = self._read()
         waiting.follow(run, None, False)  # somebody may have resumed it meanwhile

@@ -8,14 +8,17 @@ from contextlib import suppress
 
 import torch
 
+from workbench.client.run.own_objects import by_value
 from workbench.plan.experiment.experiment import Experiment, Loss, Synthetic, TorchData
 from workbench.plan.experiment.task import Text
-from workbench.plan.extension.own import Own
+from workbench.plan.extension.own import Own, OwnObjectError
+from workbench.train.data.copied import copied
 from workbench.train.data.opening import Dataset, open_for
 from workbench.train.data.own_samples import OwnSamples
 from workbench.train.data.reading import DataError
-from workbench.train.data.samples_trial import try_samples
-from workbench.train.loop.loss_trial import LossTrial, held_by
+from workbench.train.data.reads import Reads, held_by
+from workbench.train.data.samples_trial import SHARED_BYTES, try_samples
+from workbench.train.loop.loss_trial import LossTrial
 from workbench.train.loop.own_loss import OwnLoss, Seen
 from workbench.train.loop.scoring import Scoring
 from workbench.train.loop.trial import ROWS, Trial, check_classes
@@ -36,26 +39,42 @@ def try_out(experiment: Experiment) -> Seen | None:
 
     Raises:
         DataError: a sample or a batch depends on more than its index, or does not fit the model.
-        OwnObjectError: the loss or a metric fails, or depends on more than the rows it is given.
+        OwnObjectError: the loss or a metric fails, or depends on more than the rows it is given;
+            or it, or the data, reads the model itself.
     """
-    graph, loss = experiment.plan.graph, None
-    train, test = (_opened(experiment, split) for split in ("train", "test"))
-    for data in (train, test):
-        if isinstance(data, OwnSamples):
-            try_samples(data)
-    dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
-    if isinstance(experiment.loss, Loss):
-        loss = OwnLoss(experiment.loss, None, _CPU, dtype)
-        module = graph.source.module
-        if train is not None:
-            held = {} if module is None else held_by(module)
-            LossTrial(loss, held).check(Trial.of(graph, train, _CPU, dtype))
-    elif isinstance(train, OwnSamples):
-        check_classes(graph, train, *filter(None, [experiment.loss]))
-    if experiment.metrics and test is not None:
-        tried = Trial.of(experiment.plan.evaluation.graph, test, _CPU, dtype)
-        Scoring.of(experiment, loss, tried)
+    graph, rows, loss = experiment.plan.graph, experiment.batch_size, None
+    held = held_by(graph.source.module)
+    with by_value():
+        opened = [_opened(experiment, split) for split in ("train", "test")]
+        train, test = (copied(data, held, shared_bytes=SHARED_BYTES) for data in opened)
+        for data in (train, test):
+            if isinstance(data, OwnSamples):
+                with Reads(held) as reads:
+                    try_samples(data)
+                _refuse(data.name, reads)
+        dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
+        if isinstance(experiment.loss, Loss):
+            loss = OwnLoss(experiment.loss, None, _CPU, dtype)
+            if train is not None:
+                tried = Trial.of(graph, train, _CPU, dtype, rows)
+                LossTrial(loss, held).check(tried, rows)
+        elif isinstance(train, OwnSamples):
+            check_classes(graph, train, *filter(None, [experiment.loss]))
+        if experiment.metrics and test is not None:
+            tried = Trial.of(experiment.plan.evaluation.graph, test, _CPU, dtype)
+            with Reads(held) as reads:
+                Scoring.of(experiment, loss, tried)
+            _refuse(f"metrics {', '.join(experiment.metrics)}", reads)
     return None if loss is None else loss.seen
+
+
+def _refuse(name: str, reads: Reads) -> None:
+    if reads.names:
+        raise OwnObjectError(
+            f"{name} read {reads.names[0]!r} of the model itself. Ranks have a copy of it, which "
+            "nothing updates: let forward return what is needed, as an auxiliary output, or give "
+            "another model, copy.deepcopy(model), which stays as it is"
+        )
 
 
 def _opened(experiment: Experiment, split: str) -> Dataset | None:

@@ -144,7 +144,7 @@ class Wire:
                 if not hmac.compare_digest(mac, self._in.next(content)):
                     raise OSError("a message was changed, or is not from the other end")
             found = json.loads(content)
-        except (EOFError, ValueError) as error:
+        except (EOFError, ValueError, RecursionError) as error:
             raise OSError(f"the connection has ended: {error}") from error
         if not isinstance(found, dict):
             raise OSError(f"no message: {found!r}")
@@ -159,7 +159,7 @@ class Wire:
 
     def end(self) -> None:
         """Ends the connection for a thread that waits for the other end."""
-        with socket.socket(fileno=os.dup(self._connection.fileno())) as link, suppress(OSError):
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as link:
             link.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

@@ -154,9 +154,8 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def is_users(code: CodeType) -> bool:
-    """Whether code is the model's own, not Python's, torch's or the library's."""
-    path = code.co_filename
+def is_users(path: str) -> bool:
+    """Whether a file's code is the model's own, not Python's, torch's or the library's."""
     if "site-packages" not in path and path.startswith(_NOT_THE_USERS[2]):
         return False
     return not path.startswith((*_NOT_THE_USERS[:2], "<frozen"))
@@ -165,7 +164,7 @@ def is_users(code: CodeType) -> bool:
 def _line_of_user(error: Exception) -> str:
     """The last line of the model's own code in the error's traceback."""
     for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if is_users(frame.f_code):
+        if is_users(frame.f_code.co_filename):
             return _shown(frame.f_code, number)
     return ""
 

@@ -95,7 +95,7 @@ def line_of_model(end: CodeType) -> Place | None:
     apply = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
     line: Place | None = None
     while frame.f_back is not None and frame.f_code is not end:
-        if line is None and is_users(frame.f_code):
+        if line is None and is_users(frame.f_code.co_filename):
             line = frame.f_code, frame.f_lineno
         if frame.f_code is apply:
             raise InsideError(

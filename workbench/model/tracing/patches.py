@@ -139,7 +139,7 @@ def _seeds_refused() -> Iterator[None]:
 
     def refusing(name: str, function: Any) -> Any:
         def called(*args: Any, **kwargs: Any) -> Any:
-            if not is_users(sys._getframe(1).f_code):
+            if not is_users(sys._getframe(1).f_code.co_filename):
                 return function(*args, **kwargs)
             raise TraceError(
                 f"{name} in forward: what layers draw follows from the experiment's seed, its step "

@@ -70,7 +70,7 @@ class ValueProxy(Proxy):
 
     def __getattr__(self, k: str) -> Any:
         value = getattr(self.node.meta["values"][0], k)
-        if k in _OF_GRADIENTS and is_users(sys._getframe(1).f_code):
+        if k in _OF_GRADIENTS and is_users(sys._getframe(1).f_code.co_filename):
             self._refuse_of_gradients(k)
         if k == "requires_grad_" and isinstance(self.node.meta["values"][0], nn.Parameter):
             self._refuse(
@@ -214,7 +214,7 @@ def _is_asked(frame: FrameType | None) -> bool:
     for_another = False
     while frame is not None and frame.f_code in _ASKING:
         frame, for_another = frame.f_back, True
-    if frame is None or not is_users(frame.f_code):
+    if frame is None or not is_users(frame.f_code.co_filename):
         return False
     return for_another or _asks_for_type(frame.f_code, frame.f_lasti)
 

@@ -10,9 +10,10 @@ import hashlib
 import random
 import struct
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from pathlib import Path
+from enum import Enum
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,32 +165,44 @@ class Streamed(Dataset[Any]):
 def digest(sample: Any) -> bytes:
     """Tells a sample from others, by the values of all that is in it, as far as they are known."""
     found = hashlib.blake2b(digest_size=16)
+    seen: dict[int, tuple[int, Any]] = {}  # objects, kept so that no other gets their id
 
     def add(value: Any) -> None:
         found.update(type(value).__name__.encode())
-        if isinstance(value, Tensor):
-            value = value.detach().cpu().contiguous()
+        if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested:
+            value = value.detach().cpu().contiguous().resolve_conj().resolve_neg()
             found.update(f"{tuple(value.shape)} {value.dtype}".encode())
             found.update(value.view(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(value, np.ndarray):
             found.update(f"{value.shape} {value.dtype}".encode())
             found.update(value.tobytes() if value.dtype != object else repr(value).encode())
-        elif isinstance(value, Mapping):
-            for key in value:
-                add(key)
-                add(value[key])
-        elif isinstance(value, list | tuple):
-            for each in value:
-                add(each)
-        elif isinstance(value, bool | int | float | complex | str | bytes | np.generic):
+        elif isinstance(value, _BY_TEXT):
             found.update(repr(value).encode())
-        elif hasattr(value, "tobytes"):  # a picture
+        elif hasattr(type(value), "tobytes"):  # a picture
             found.update(value.tobytes())
-        elif hasattr(value, "__dict__"):
-            add(vars(value))
+        elif id(value) in seen:  # it may hold itself
+            found.update(str(seen[id(value)][0]).encode())
+        else:
+            seen[id(value)] = len(seen), value
+            for each in _parts(value):
+                add(each)
 
     add(sample)
     return found.digest()
+
+
+_NUMBER = int | float | complex | np.generic
+_BY_TEXT = _NUMBER | str | bytes | bytearray | PurePath | Enum | type | None
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return [each for item in value.items() for each in item]
+    if isinstance(value, Set):
+        return sorted(value, key=repr)
+    if isinstance(value, Tensor):
+        return value.unbind() if value.is_nested else [repr(value)]
+    return value if isinstance(value, list | tuple) else [object.__getstate__(value)]
 
 
 def _unreadable(name: str, index: int, error: Exception) -> DataError:
@@ -233,14 +246,10 @@ class Generators(NamedTuple):
         now = Generators.now()
         moved = {
             "torch": not torch.equal(self.of_torch, now.of_torch),
-            "numpy.random": any(map(_differ, self.of_numpy, now.of_numpy)),
+            "numpy.random": not all(map(np.array_equal, self.of_numpy, now.of_numpy)),
             "random": self.of_python != now.of_python,
         }
         return [name for name, is_moved in moved.items() if is_moved]
-
-
-def _differ(first: Any, second: Any) -> bool:
-    return not np.array_equal(first, second)
 
 
 @contextmanager

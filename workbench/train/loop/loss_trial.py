@@ -6,7 +6,7 @@ whose copy on a rank would never move. One batch says little of that: a loss may
 of its range only, as a mean over the rows whose loss is above a threshold does. So it is tried at
 several places: at scores and probabilities, at large outputs, at outputs that descend to what the
 loss wants and ascend from it, and with rows of both kinds in one batch. While a run trains, it is
-tried again on what the model really returns.
+tried again on what the model really returns, and where targets have values that were not tried.
 """
 
 import math
@@ -17,15 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from workbench.model.tracing.batch import tensors
 from workbench.model.tracing.state.python_state import Walk, moved
-from workbench.model.tracing.trials.saved import memory_of
 from workbench.plan.extension.own import OwnObjectError, is_looked_at
 from workbench.plan.graph import Graph
 from workbench.train.data.reading import Generators
-from workbench.train.loop.own_loss import OwnLoss, Seen
+from workbench.train.data.reads import Reads
+from workbench.train.loop.own_loss import OwnLoss, Seen, widened
 from workbench.train.loop.trial import Trial
 
 # The relative difference that tells rounding from rows that are mixed; at places that a loss was
@@ -34,8 +33,12 @@ CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
 ELSEWHERE = 1e-3
 STEPS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
 """How far outputs descend, step by step: in all, as far as scores of a confident model."""
+KINKS = 100
+"""How much more gradients may differ than values: a ReLU's, at 0, by rounding."""
 MOST_ROWS, MOST_ELEMENTS = 16, 2**18
 """Rows that are looked at while it trains; elements of outputs, which have few places beyond."""
+MOST_NEW = 64
+"""Calls that are looked at since their targets have new values: of many classes, each is one."""
 SCALES = (1.0, 4.0)
 """What a model's own outputs are multiplied by when the loss is tried on them."""
 
@@ -47,23 +50,26 @@ _RECIPE = (
 
 
 class LossTrial:
-    """Tries one loss.
+    """Tries one loss, by copies of the user's function.
 
     Args:
-        loss: the loss.
+        loss: the loss, whose `seen` is kept.
         held: the names of the model's own tensors, by their memory, in the process that has the
             model.
     """
 
     def __init__(self, loss: OwnLoss, held: Mapping[int, str] = MappingProxyType({})) -> None:
-        self._loss, self._held, self._calls = loss, held, 0
+        self._given, self._loss, self._held, self._calls = loss, loss.fresh(held), held, 0
+        self._batch_size = 0
+        self._known, self._news = set[tuple[int, float]](), 0
 
-    def check(self, tried: Trial) -> None:
+    def check(self, tried: Trial, batch_size: int = 1) -> None:
         """Tries the loss at several places.
 
         Args:
             tried: targets, and outputs between 0 and 1, which are valid as scores and as
                 probabilities.
+            batch_size: how many rows a step of one process has.
 
         Raises:
             OwnObjectError: the loss of a row, or its gradient, depends on other rows, on earlier
@@ -73,10 +79,10 @@ class LossTrial:
         with torch.enable_grad():
             try:
                 self._check_calls(tried)
-                halves = [at for at in (tried.rows // 2, tried.rows // 3) if at]
-                every = [self._parted(tried, at) for at in halves or [0]]
+                self._known = {value for value, _ in _values(tried.targets)}
+                self._batch_size = batch_size
                 # Among many rows, weights of their own are hardly told from equal ones.
-                every += [self._parted(pair, 1) for pair in tried.pairs(8)]
+                every = self._cuts(tried, pairs=8)
             except OwnObjectError:
                 raise
             except Exception as error:  # whatever its own code raises
@@ -85,6 +91,12 @@ class LossTrial:
             for place in self._places(tried) if tried.rows > 1 else ():
                 cuts = self._tried_at(place)
                 self._refuse_mixed([one for one in cuts if one.shows], place)
+            *_, behind = tried.cut(tried.rows // 2)
+            fresh = self._loss.fresh(self._held)
+            was, now = (self._of(behind, loss).value for loss in (self._loss, fresh))
+            if not math.isclose(was, now, rel_tol=self._close(tried)):
+                how = f"it is {was:.10g} for rows after others, and {now:.10g} for them alone"
+                raise OwnObjectError(self._keeps_state(how))
 
     def look(self, graph: Graph, outputs: tuple[Tensor, ...], targets: Any, rows: int) -> None:
         """Tries the loss on some rows of what a model has returned, and on several times that.
@@ -103,20 +115,31 @@ class LossTrial:
         self._calls += 1
         each = sum(output.numel() for output in outputs) // rows
         most = min(rows, max(2, min(MOST_ROWS, MOST_ELEMENTS // max(each, 1))))
-        if most < 2 or not is_looked_at(self._calls):
+        new = self._new(targets) if most > 1 else None
+        if most < 2 or (new is None and not is_looked_at(self._calls)):
             return
-        whole = Trial(graph, rows, tuple(output.detach() for output in outputs), targets)
-        tried = next(whole.cut(most))
+        whole = Trial(graph, rows, tuple(widened(output.detach()) for output in outputs), targets)
+        *_, behind = whole.cut(min(new or 0, rows - most))
+        tried = next(behind.cut(most))
         with torch.enable_grad():
             for scale in SCALES:
                 place = tried.scaled(scale)
                 self._refuse_mixed([one for one in self._tried_at(place) if one.shows], place)
 
+    def _new(self, targets: Any) -> int | None:
+        """The first row that has a value of targets that was not tried."""
+        if self._news == MOST_NEW:
+            return None
+        rows = [(row, value) for value, row in _values(targets) if value not in self._known]
+        self._known |= {value for _, value in rows}
+        self._news += bool(rows)
+        return min(rows)[0] if rows else None
+
     def _check_calls(self, tried: Trial) -> None:
         """Checks what one call tells: that it has a gradient, and leaves nothing behind."""
         first = self._of(tried)
         state, drawn = self._state(), Generators.now()
-        with _Reads(self._held) as reads:
+        with Reads(self._held) as reads:
             again = self._of(tried)
         name = self._loss.name
         if moving := drawn.moved():
@@ -126,11 +149,7 @@ class LossTrial:
                 "seed and the sample, or in the data set"
             )
         if changed := moved(state, self._state()):
-            raise OwnObjectError(
-                f"loss {name} keeps state: a call changes {', '.join(changed)}. Each rank has a "
-                "copy of its own, which counts the rank's own calls: give what the loss needs in "
-                "the targets, or as an output of the model"
-            )
+            raise OwnObjectError(self._keeps_state(f"a call changes {', '.join(changed)}"))
         if reads.names:
             raise OwnObjectError(
                 f"loss {name} reads {reads.names[0]!r} of the model itself. Ranks have a copy of "
@@ -151,6 +170,13 @@ class LossTrial:
                 f"loss {name} is {first.value:.6g} and then {again.value:.6g} for the same rows: "
                 "it must depend on its arguments alone, the outputs and the targets"
             )
+
+    def _keeps_state(self, how: str) -> str:
+        return (
+            f"loss {self._loss.name} keeps state: {how}. Each rank has a copy of its own, which "
+            "meets the rank's own rows: give what the loss needs in the targets, or as an output "
+            "of the model; what is only logged is a metric, metrics={...}"
+        )
 
     def _state(self) -> dict[str, Any]:
         walk = Walk()
@@ -207,12 +233,17 @@ class LossTrial:
     def _tried_at(self, tried: Trial) -> list["_Parted"]:
         """Some cuts of a batch at a place that the loss may not have been made for."""
         try:
-            cuts = [self._parted(tried, at) for at in {tried.rows // 2, tried.rows // 3} if at]
-            return cuts + [self._parted(pair, 1) for pair in tried.pairs(2)]
+            return self._cuts(tried, pairs=2)
         except OwnObjectError:
             raise
         except Exception:  # whatever it is that the loss does not take
             return []
+
+    def _cuts(self, tried: Trial, pairs: int) -> list["_Parted"]:
+        places = {tried.rows // 2, tried.rows // 3, self._batch_size}
+        cuts = [self._parted(tried, at) for at in sorted(places) if 0 < at < tried.rows]
+        cuts = cuts or [self._parted(tried, 0)]
+        return cuts + [self._parted(pair, 1) for pair in tried.pairs(pairs)]
 
     def _refuse_mixed(self, every: Sequence["_Parted"], tried: Trial) -> None:
         # Values say more than gradients.
@@ -239,7 +270,7 @@ class LossTrial:
         found = (
             f"loss {loss.name} {rows} has another gradient than by halves"
             if first.adds_up
-            else f"loss {loss.name} {rows} is {shown[0]:.6g}, and {shown[1]:.6g} by halves"
+            else f"loss {loss.name} {rows} is {shown[0]:.10g}, and {shown[1]:.10g} by halves"
         )
         low, high = _range(first.outputs)
         return (
@@ -256,20 +287,23 @@ class LossTrial:
     def _parted(self, tried: Trial, at: int) -> "_Parted":
         """The sum over rows, and over those up to this one and after it."""
         whole, weight = self._of(tried), self._loss.weight(tried.targets, tried.rows)
-        close = CLOSE.get(tried.outputs[0].dtype, CLOSE[torch.float32])
-        found = _Parted(tried.outputs, whole, [self._of(p) for p in tried.cut(at)], weight, close)
+        parts = [self._of(part) for part in tried.cut(at)]
+        found = _Parted(tried.outputs, whole, parts, weight, self._close(tried))
         if found.shows:
             every = [one.value / one.rows for one in found.parts]
             losses = min(every), max(every)
             seen = Seen(_range(tried.outputs), losses, self._loss.by_row)
-            self._loss.seen = seen.joined(self._loss.seen)
+            self._given.seen = seen.joined(self._given.seen)
         return found
 
-    def _of(self, tried: Trial) -> "_Sum":
+    def _close(self, tried: Trial) -> float:
+        return CLOSE.get(tried.outputs[0].dtype, CLOSE[torch.float32])
+
+    def _of(self, tried: Trial, loss: OwnLoss | None = None) -> "_Sum":
         leaves = tuple(output.detach().requires_grad_() for output in tried.outputs)
         # As in a step, what the function gets is no leaf, into which it could not write.
         given = tried.graph.arranged([leaf.clone() for leaf in leaves])
-        found = self._loss.summed(given, tried.targets, tried.rows)
+        found = (loss or self._loss).summed(given, tried.targets, tried.rows)
         self._refuse_other_leaves(found, leaves)
         each: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if found.requires_grad:
@@ -288,41 +322,6 @@ class LossTrial:
                     "requires a gradient and is no output of the model. Ranks have a copy of it, "
                     f"which nothing updates: {_RECIPE}; a constant needs requires_grad=False"
                 )
-
-
-def held_by(module: nn.Module) -> dict[int, str]:
-    """The names of the tensors that a model holds, by their memory: what a loss must not read."""
-    found = {}
-    for path, part in module.named_modules():
-        for table in (part._parameters, part._buffers, vars(part)):
-            for name, value in table.items():
-                if isinstance(value, Tensor) and value.numel():
-                    (memory,) = memory_of([value])
-                    found[memory] = f"{path}.{name}".lstrip(".")
-    return found
-
-
-class _Reads(TorchDispatchMode):
-    """Finds operations that read a model's own tensors.
-
-    Args:
-        held: their names, by their memory.
-
-    Attributes:
-        names: the names of those that were read.
-    """
-
-    def __init__(self, held: Mapping[int, str]) -> None:
-        super().__init__()
-        self._held, self.names = held, list[str]()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        for memory in memory_of(tensors((args, dict(kwargs or {})))):
-            if memory in self._held:
-                self.names.append(self._held[memory])
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -392,9 +391,15 @@ class _Parted:
         )
 
     def _are_close(self, whole: Tensor, found: Tensor) -> bool:
-        """Whether they differ by rounding; NaN and infinity, as a root has at 0, are alike."""
-        largest = whole.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if whole.numel() else 0.0
-        return torch.allclose(whole, found, 0.0, self.close * max(largest, 1e-6), equal_nan=True)
+        """Whether they differ by rounding, and where that decides which part of a kink is taken.
+
+        NaN and infinity, as a root has at 0, are alike.
+        """
+        if not torch.equal(whole.isfinite(), found.isfinite()):
+            return False
+        whole, found = (each.nan_to_num(0.0, 0.0, 0.0) for each in (whole, found))
+        size = max(whole.norm().item(), 1e-6)
+        return (whole - found).norm().item() <= KINKS * self.close * size
 
     def otherwise(self, *, mean: bool) -> "_Parted":
         """The same, were the loss a sum of what is said to be a mean, or the other way round."""
@@ -419,6 +424,20 @@ def _leaves(found: Tensor) -> Iterator[Tensor]:
         if (variable := getattr(node, "variable", None)) is not None:
             yield variable
         left += [each for each, _ in node.next_functions if each is not None]
+
+
+def _values(targets: Any) -> Iterator[tuple[tuple[int, float], int]]:
+    """Values that targets have, each with a row that has it: of numbers that are real, the sign."""
+    for place, leaf in enumerate(tree_leaves(targets)):
+        if not isinstance(leaf, Tensor) or not leaf.numel() or not leaf.ndim or leaf.is_complex():
+            continue
+        real = leaf.is_floating_point()
+        rows = (leaf.sign().nan_to_num(2.0) if real else leaf).reshape(len(leaf), -1)
+        found, where = torch.unique(rows, return_inverse=True)
+        first = torch.full(found.shape, len(leaf)).to(where)
+        owner = torch.arange(len(leaf)).to(where)[:, None].expand_as(where)
+        first.scatter_reduce_(0, where.reshape(-1), owner.reshape(-1), "amin")
+        yield from zip(((place, value) for value in found.tolist()), first.tolist(), strict=True)
 
 
 def _range(outputs: Sequence[Tensor]) -> tuple[float, float]:

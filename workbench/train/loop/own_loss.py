@@ -4,9 +4,9 @@ Outputs are brought to the ranks that have their rows, whole. There the loss is 
 it is in one process, whatever rows each rank and micro-batch has.
 """
 
-from collections.abc import Callable, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.task import Loss
 from workbench.plan.extension.own import Own, OwnObjectError
 from workbench.plan.graph import Graph
+from workbench.train.data.copied import copied
 from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.objective import own_rows
 
@@ -55,17 +56,19 @@ class Seen:
 
 
 class OwnLoss:
-    """A loss as a sum over rows.
+    """A loss as a sum over rows, by a copy of the user's function.
 
     Args:
         value: the loss.
         everyone: all ranks, which add up the weights of rows; None: it is only tried here.
         device: the device that computes it.
         dtype: the type of outputs; a module's own tensors get it.
+        held: the memory of the model's own tensors, of which there are no copies.
 
     Attributes:
         name: what it is called in errors.
         is_mean: whether the sum over rows is divided by their number, or their weights.
+        fresh: makes another one, which remembers nothing of this one's calls; it takes `held`.
         look: what looks at each call; None: nothing does.
         seen: the range in which it was tried; None: it was not.
         by_row: whether the last call gave a loss for each row, and not one number.
@@ -75,11 +78,17 @@ class OwnLoss:
     """
 
     def __init__(
-        self, value: Loss, everyone: Group | None, device: torch.device, dtype: torch.dtype
+        self,
+        value: Loss,
+        everyone: Group | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        held: Container[int] = (),
     ) -> None:
         self.name, self.is_mean, self._everyone = str(value.function), value.is_mean, everyone
-        self._function = self._loaded(value.function, device, dtype)
-        self._weights = None if value.weights is None else value.weights.loaded
+        self.fresh = partial(OwnLoss, value, None, device, dtype)
+        self._function = self._loaded(value.function, device, dtype, held)
+        self._weights = None if value.weights is None else copied(value.weights.loaded, held)
         self.look: Look | None = None
         self.seen: Seen | None = None
         self.by_row = False
@@ -126,7 +135,7 @@ class OwnLoss:
         Raises:
             OwnObjectError: the function gives no number, and not one for each row.
         """
-        found = self._function(tree_map(_widened, outputs), targets)
+        found = self._function(tree_map(widened, outputs), targets)
         self.by_row = isinstance(found, Tensor) and found.ndim == 1
         if isinstance(found, Tensor) and found.shape == (rows,):
             return (found if self._weights is None else found * self._of_rows(targets, rows)).sum()
@@ -149,8 +158,10 @@ class OwnLoss:
         """The loss of rows whose sums and weights add up to these."""
         return total / weight if self.is_mean else total
 
-    def _loaded(self, given: Own, device: torch.device, dtype: torch.dtype) -> Any:
-        function = given.loaded
+    def _loaded(
+        self, given: Own, device: torch.device, dtype: torch.dtype, held: Container[int]
+    ) -> Any:
+        function = copied(given.loaded, held)
         if isinstance(function, type):
             raise OwnObjectError(f"loss {self.name} is a class: give an object of it")
         if not isinstance(function, nn.Module):
@@ -160,7 +171,7 @@ class OwnLoss:
                 f"loss {self.name} has parameters of its own, which nothing would train: make them "
                 "part of the model, or set requires_grad to False"
             )
-        return deepcopy(function).to(device, dtype)
+        return function.to(device, dtype)
 
     def _of_rows(self, targets: Any, rows: int) -> Tensor:
         """The weight of each row."""
@@ -179,5 +190,6 @@ def _joined(first: tuple[float, float], second: tuple[float, float]) -> tuple[fl
     return min(first[0], second[0]), max(first[1], second[1])
 
 
-def _widened(output: Tensor) -> Tensor:
+def widened(output: Tensor) -> Tensor:
+    """An output as losses get it: half precision as single."""
     return output.float() if output.dtype in (torch.bfloat16, torch.half) else output

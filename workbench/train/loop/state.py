@@ -234,7 +234,8 @@ def _objective(
     if isinstance(experiment.loss, Loss):
         loss = of_step = OwnLoss(experiment.loss, everyone, device, dtype)
         trial = LossTrial(loss)
-        trial.check(Trial.of(plan.graph, train, device, dtype))
+        rows = experiment.batch_size
+        trial.check(Trial.of(plan.graph, train, device, dtype, rows), rows)
         loss.look = trial.look
     else:
         options = experiment.loss or PLAIN

@@ -44,18 +44,29 @@ class Trial:
     collated: Callable[[int, int], Any] | None = None
 
     @classmethod
-    def of(cls, graph: Graph, data: Dataset, device: torch.device, dtype: torch.dtype) -> "Trial":
+    def of(
+        cls,
+        graph: Graph,
+        data: Dataset,
+        device: torch.device,
+        dtype: torch.dtype,
+        batch_size: int = ROWS,
+    ) -> "Trial":
         """Reads some samples; fewer of a model whose outputs are large, but two if it can.
+
+        Their targets come again where a batch has more.
 
         Args:
             graph: the model, whose outputs are meant.
             data: the data set that the samples are from.
             device: the device of outputs and targets.
             dtype: the type of outputs.
+            batch_size: how many rows a step of one process has.
         """
         shapes = [(graph[name].rows, *graph[name].output_shape) for name in graph.outputs]
         most = ELEMENTS // max(1, sum(map(math.prod, shapes)))
-        rows = min(len(data), max(2, min(ROWS, most)))
+        own = data if isinstance(data, OwnSamples) and data.collates else None
+        rows = min(len(data), max(2, min(ROWS if own else max(ROWS, batch_size), most)))
         generator = torch.Generator().manual_seed(0)
         drawn = [
             torch.rand((each * rows, *shape), generator=generator, dtype=dtype)
@@ -66,10 +77,12 @@ class Trial:
         def moved(targets: Any) -> Any:
             return tree_map(lambda each: as_wide(each, dtype).to(device), targets)
 
-        indices = _spread(data, rows)
-        if not (isinstance(data, OwnSamples) and data.collates):
-            return cls(graph, rows, outputs, moved(data.batch(indices)[1]))
-        samples, batch_of = data.read(indices), data.fitting
+        indices = _spread(data, min(rows, ROWS))
+        if own is None:
+            again = torch.arange(rows) % len(indices)
+            targets = tree_map(lambda each: each[again], data.batch(indices)[1])
+            return cls(graph, rows, outputs, moved(targets))
+        samples, batch_of = own.read(indices), own.fitting
 
         def collated(begin: int, end: int) -> Any:
             return moved(batch_of(samples[begin:end])[1])
@@ -80,10 +93,10 @@ class Trial:
         """The rows up to this one, and the others; parts without rows are left out."""
         for begin, end in ((0, at), (at, self.rows)):
             if begin < end:
-                outputs = tuple(self._span(output, begin, end) for output in self.outputs)
-                yield self._part(begin, end, outputs)
+                yield self._part(begin, end)
 
-    def _part(self, begin: int, end: int, outputs: tuple[Tensor, ...]) -> "Trial":
+    def _part(self, begin: int, end: int) -> "Trial":
+        outputs = tuple(self._span(output, begin, end) for output in self.outputs)
         if self.collated is None:
             targets = tree_map(lambda each: each[begin:end], self.targets)
             return Trial(self.graph, end - begin, outputs, targets)
@@ -97,8 +110,7 @@ class Trial:
     def pairs(self, most: int) -> Iterator["Trial"]:
         """Two rows each, of so many pairs at most; of two rows, none."""
         for begin in range(0, min(self.rows, 2 * most) - 1 if self.rows > 2 else 0, 2):
-            *_, behind = self.cut(begin)
-            yield next(behind.cut(2))
+            yield self._part(begin, begin + 2)
 
     @property
     def elements(self) -> int:
@@ -107,11 +119,11 @@ class Trial:
 
     def drawn(self, generator: torch.Generator) -> "Trial":
         """Normal numbers for outputs."""
-
-        def drawn(output: Tensor) -> Tensor:
-            return torch.randn(output.shape, generator=generator, dtype=output.dtype).to(output)
-
-        return replace(self, outputs=tuple(map(drawn, self.outputs)))
+        outputs = (
+            torch.randn(one.shape, generator=generator, dtype=one.dtype).to(one)
+            for one in self.outputs
+        )
+        return replace(self, outputs=tuple(outputs))
 
     def scaled(self, factor: float) -> "Trial":
         """So many times the outputs."""

@@ -44,18 +44,6 @@ def compare(
     weights: Path,
     reference: Path,
     repeat: bool = True,
-) -> list[Difference]:
-    """As `compared`, without the range of a loss."""
-    return compared(config, experiment, weights=weights, reference=reference, repeat=repeat)[0]
-
-
-def compared(
-    config: RankConfig,
-    experiment: Experiment,
-    *,
-    weights: Path,
-    reference: Path,
-    repeat: bool = True,
 ) -> tuple[list[Difference], Seen | None]:
     """Trains this rank's part from the same weights on the same data, and compares.
 
@@ -99,9 +87,9 @@ def compare_into(config: RankConfig, experiment: Experiment, found: Path, **give
         config: the place of this rank.
         experiment: the experiment.
         found: the file, but for this rank's number (`Difference.file`).
-        **given: the further arguments of `compared`.
+        **given: the further arguments of `compare`.
     """
-    differences, seen = compared(config, experiment, **given)
+    differences, seen = compare(config, experiment, **given)
     content = {
         "differences": list(map(asdict, differences)),
         "seen": None if seen is None else asdict(seen),

@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 from collections import deque
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.model.tracing.state import python_state_helpers
 from workbench.model import TraceError, trace
 from workbench.model.tracing.state.python_state import Walk, moved
 
@@ -72,6 +74,29 @@ def replaced(held):
     held.held = held.held + 1
 
 
+@dataclass(slots=True)
+class Slotted:
+    held: int = 0
+
+
+class Configured:
+    """Has what its table has, and nothing else."""
+
+    def __init__(self):
+        self.__dict__["table"] = {"held": 0}
+
+    def __getattr__(self, name):
+        return self.table[name]
+
+
+def in_the_table(config):
+    config.table["held"] += 1
+
+
+def of_a_module():
+    python_state_helpers.calls += 1
+
+
 REMEMBERS = {
     "a global": (a_global, "the global 'CALLS'"),
     "a closure": (closure(), "'number' in the closure of counts"),
@@ -87,6 +112,13 @@ REMEMBERS = {
     "torch's": (Counts(torch.Generator(), lambda g: torch.rand(1, generator=g)), "it.held"),
     "a deque": (Counts(deque([0], maxlen=9), grown), "it.held"),
     "an inner object": (Counts(SimpleNamespace(held=0), replaced), "it.held.held"),
+    "an object with slots": (Counts(Slotted(), replaced), "it.held.held"),
+    "a table of attributes": (Counts(Configured(), in_the_table), "it.held.table"),
+    "a module of the user's own": (of_a_module, "python_state_helpers.calls"),
+    "one of two with a name": (
+        Counts({(0,): 0, (1,): 0}, lambda d: d.update({(0,): 1})),
+        "it.held",
+    ),
     "a tensor": (Counts(torch.zeros(3), lambda t: t.add_(1)), "it.held"),
     "a tensor's data": (Counts(torch.zeros(3), lambda t: t.data.add_(1)), "it.held"),
     "an array": (Counts(np.zeros(3), lambda a: a.__iadd__(1)), "it.held"),

@@ -5,7 +5,6 @@ object in its attributes; both in whatever these hold. The code of installed pac
 since a walk through the globals of a library has no end; the objects that it makes are not.
 """
 
-import dis
 import hashlib
 import random
 import sys
@@ -15,7 +14,16 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache, partial
-from types import CodeType, FunctionType, GeneratorType, ModuleType
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    GeneratorType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
 
 import numpy as np
@@ -26,6 +34,7 @@ from torch.fx import Proxy
 
 from workbench.model.tracing.failure import is_users
 
+_METHODS = (BuiltinMethodType, MethodType, MethodWrapperType)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 State = dict[str, Any]
 """Plain values, digests of tensors, and objects by identity, by where they are found."""
@@ -78,14 +87,16 @@ class Walk:
         return self._state
 
     def _add(self, name: str, value: Any) -> None:
+        while name in self._state:  # of another closure, module or key that is called so
+            name += "[again]"
         if isinstance(value, PLAIN):
             self._state[name] = value
             return
         if id(value) in self._seen or len(self._seen) > _MOST_VALUES:
             return
         self._seen[id(value)] = value
-        without_values = isinstance(value, Proxy | FakeTensor) or getattr(value, "is_meta", False)
-        if without_values or isinstance(value, ModuleType):
+        is_meta = isinstance(value, Tensor) and value.is_meta
+        if is_meta or isinstance(value, Proxy | FakeTensor | ModuleType):
             self._state[name] = Same(value)
         elif isinstance(value, Tensor | np.ndarray):
             self._digested += value.nbytes
@@ -124,9 +135,13 @@ class Walk:
             self._add(f"{name}.{attribute}", value)
         if not is_own(function.__code__):
             return
-        for variable in _names(function.__code__):
-            if variable in function.__globals__:
-                self._add(f"the global {variable!r}", function.__globals__[variable])
+        names = _names(function.__code__)
+        for variable in sorted(names & function.__globals__.keys()):
+            value = function.__globals__[variable]
+            self._add(f"the global {variable!r}", value)
+            if isinstance(value, ModuleType) and _is_own(vars(value).get("__file__") or "<frozen"):
+                for attribute in sorted(names & vars(value).keys()):
+                    self._add(f"{variable}.{attribute}", vars(value)[attribute])
 
     def _class(self, kind: type) -> None:
         """The methods and plain attributes of a class of the user's own."""
@@ -149,7 +164,7 @@ class Walk:
             self._state[name] = repr(value.get_state(legacy=False))
         elif isinstance(value, torch.Generator):
             self._state[name] = _content(value.get_state(), 0)
-        elif getattr(value, "__self__", None) is not None:  # a method, also of what is made in C
+        elif isinstance(value, _METHODS) and value.__self__ is not None:
             self._add(name, value.__self__)
             self._add(f"{name}()", getattr(value, "__func__", None))
         elif isinstance(value, partial):
@@ -161,9 +176,9 @@ class Walk:
             self._add(name, {} if frame is None else dict(frame.f_locals))
         elif type(value).__module__.partition(".")[0] in _OPAQUE:
             self._state[name] = Same(value)
-        elif hasattr(value, "__dict__"):
+        elif (attributes := _attributes(value)) is not None:
             self._class(type(value))
-            for attribute, each in list(vars(value).items()):
+            for attribute, each in attributes.items():
                 self._add(f"{name}.{attribute}", each)
         elif type(value).__module__ in ("builtins", "collections", "itertools"):
             self._add(name, _reduced(value))
@@ -179,7 +194,11 @@ def moved(before: State, after: State) -> list[str]:
 
 def is_own(code: CodeType) -> bool:
     """Whether code is neither torch's nor Python's nor of any installed package."""
-    return is_users(code) and not code.co_filename.startswith(_INSTALLED)
+    return _is_own(code.co_filename)
+
+
+def _is_own(file: str) -> bool:
+    return is_users(file) and not file.startswith(_INSTALLED)
 
 
 def _differ(before: State, after: State, name: str) -> bool:
@@ -192,11 +211,21 @@ def _differ(before: State, after: State, name: str) -> bool:
 
 
 @cache
-def _names(code: CodeType) -> tuple[str, ...]:
-    """The globals that code names, and functions inside it."""
-    read = [one.argval for one in dis.get_instructions(code) if one.opname.endswith("_GLOBAL")]
+def _names(code: CodeType) -> frozenset[str]:
+    """The globals and attributes that code names, and functions inside it."""
     inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return (*dict.fromkeys(read), *(name for names in inner for name in names))
+    return frozenset(code.co_names).union(*inner)
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """What an object has in its slots and its __dict__; None: it has neither."""
+    found = dict(vars(value)) if type(value).__dictoffset__ else None
+    for kind in type(value).__mro__:
+        for name, slot in vars(kind).items():
+            if isinstance(slot, MemberDescriptorType) and not name.startswith("__"):
+                with suppress(AttributeError):  # nothing was assigned yet
+                    found = (found or {}) | {name: slot.__get__(value)}
+    return found
 
 
 def _code_of(value: Any) -> FunctionType | None:

@@ -1,0 +1,3 @@
+"""A module that counts, as one beside a notebook may."""
+
+calls = 0
