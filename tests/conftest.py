@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ BOTH = [
     pytest.param(True, id="shared"),
     pytest.param(False, id="gloo", marks=pytest.mark.slow),
 ]
-FEW = 3  # of the cases of a test are quick, spread over all of them
 
 # How long an example takes is the host's affair.
 settings.register_profile("workbench", deadline=None)
@@ -30,13 +28,28 @@ settings.load_profile("workbench")
 # does not.
 SIDE_BY_SIDE = 3
 # What takes longest begins first, so that no process is left with it at the end.
-LONGEST = ("test_notebooks.py", "bench", "client")
+LONGEST = ("notebooks", "bench", "client")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also tests that are marked as slow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leaves slow tests out, unless all are asked for, or some by their names or marks."""
+    asked = config.option.all or config.option.markexpr or _are_named(config)
+    if not (asked or hasattr(config, "workerinput")):
+        config.option.markexpr = "not slow"
+
+
+def _are_named(config: pytest.Config) -> bool:
+    return config.args_source is pytest.Config.ArgsSource.ARGS
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Processes for `-n auto`; none but pytest's own for tests that were named, or with `-s`."""
-    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    named = _are_named(config)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores = cores or 1
     workers = min(SIDE_BY_SIDE, cores - 1 if cores > 2 else cores)
@@ -50,12 +63,7 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test's many cases most are slow; processes get files in the order of collection."""
-    for _, same in groupby(items, lambda item: item.nodeid.partition("[")[0]):
-        cases = list(same)
-        for place, case in enumerate(cases):
-            if place * FEW // len(cases) == (place - 1) * FEW // len(cases):
-                case.add_marker(pytest.mark.slow)
+    """Processes get files in the order of collection."""
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
 

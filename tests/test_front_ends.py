@@ -1,4 +1,4 @@
-"""Widgets in Notebook 7, in Voila and in pages made by nbconvert; `test_notebooks.py` has Lab."""
+"""Widgets in Notebook 7, in Voila and in pages made by nbconvert; `tests/notebooks` has Lab."""
 
 import os
 import re
