@@ -1,7 +1,8 @@
 """A user's own functions and objects reach the ranks as the notebook has them."""
 
 import sys
-from functools import partial
+from functools import lru_cache, partial
+from threading import RLock
 from types import ModuleType
 
 import cloudpickle
@@ -149,11 +150,25 @@ def test_what_is_installed_below_the_notebook_is_imported(tmp_path, key, monkeyp
             dict(metrics={"m": partial(max, (_ for _ in ()))}),
             "metrics.m.sums: .*cannot be pickled",
         ),
+        (dict(loss=partial(max, RLock())), "cannot be pickled.*or an attribute for functools.cach"),
     ],
 )
 def test_what_no_rank_could_have_is_refused(tmp_path, fields, text):
     with pytest.raises(ExperimentError, match=text):
         kept(experiment(**fields), tmp_path)
+
+
+def test_what_is_cached_in_a_script_is_named_with_a_remedy(tmp_path, key, monkeypatch):
+    @lru_cache
+    def weight():
+        return 2.0
+
+    weight.__module__, weight.__qualname__ = "__main__", "weight"
+    monkeypatch.setattr("__main__.weight", weight, raising=False)
+    there = kept(experiment(loss=lambda o, y: weight() * o), tmp_path)
+    monkeypatch.delattr("__main__.weight")
+    with pytest.raises(OwnObjectError, match=r"'weight' on .*lru_cache.* into a file"):
+        messages.unpack(messages.pack(there, key), key).loss.function.opened()
 
 
 @pytest.mark.slow

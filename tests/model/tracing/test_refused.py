@@ -94,6 +94,11 @@ def test_layers(layer, reason):
     assert reason in text
 
 
+@torch.fx.wrap
+def clamped(x):
+    return x.clamp(max=1.0) if bool((x > 2).any()) else x
+
+
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
@@ -101,6 +106,7 @@ def test_layers(layer, reason):
         (lambda x: x * 2 if x.shape[0] > 3 else x, "the size of the batch"),
         (lambda x: x * 2 if x.shape[0] // 4 == 0 else x, "the size of the batch"),
         (lambda x: x[x > 0], "depends on the values of a tensor"),
+        (lambda x: clamped(x), "also in a function marked by torch.fx.wrap: use torch.where"),
         (lambda x: x.new_ones(torch.Size([x.shape[0], 1])), r"x.new_zeros\(\(n, 3\)\)"),
         (lambda x: x.numpy(), "numpy"),
         (lambda x: Double.apply(x), "backward pass of a torch.autograd.Function"),
@@ -194,6 +200,23 @@ def test_what_is_made_once_is_there_after_a_call():
         trace(module, input_shape=IMAGE)
     module(torch.zeros(2, *IMAGE))
     assert trace(module, input_shape=IMAGE)["mul"].output_shape == IMAGE
+
+
+def test_a_layer_that_forward_makes():
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = None
+
+        def forward(self, x):
+            self.head = self.head or nn.Linear(x.shape[1], 3)
+            return self.head(x)
+
+    model = Late()
+    with pytest.raises(TraceError, match=r"makes the layer 'head'.*__init__, or call model\(x\)"):
+        trace(model, input_shape=(4,))
+    model(torch.zeros(2, 4))
+    assert trace(model, input_shape=(4,)).outputs == ("head",)
 
 
 def make_once(self, x):

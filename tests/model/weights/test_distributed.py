@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing
 from torch import distributed as dist
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
@@ -20,6 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 
 from workbench.model import CheckpointError
 from workbench.model.weights.distributed import read
+from workbench.plan.placement.mesh import RankConfig
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning:torch.distributed", "ignore:ComplexHalf support is experimental"
@@ -70,9 +70,9 @@ def test_nested_parameters_and_channels_last(tmp_path):
     same(found["model.w"], weight)
 
 
-def saved(rank: int, folder: str) -> None:
+def saved(config: RankConfig, folder: str) -> None:
     """One of two ranks that save what they share: in pieces of unlike sizes, or whole."""
-    store = dist.FileStore(f"{folder}/store", 2)
+    store, rank = dist.FileStore(f"{folder}/store", 2), config.rank
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     odd, wide = torch.arange(15.0).view(5, 3), torch.arange(28.0).view(4, 7)
@@ -89,8 +89,8 @@ def saved(rank: int, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_pieces_of_two_ranks_come_together(tmp_path):
-    torch.multiprocessing.spawn(saved, (str(tmp_path),), nprocs=2)
+def test_pieces_of_two_ranks_come_together(tmp_path, on_ranks):
+    on_ranks.seated(2, saved, str(tmp_path))
     assert len(list((tmp_path / "in").glob("*.distcp"))) == 2
     found = read(tmp_path / "in", everything)
     same(found["rows"], torch.arange(15.0).view(5, 3))

@@ -82,9 +82,10 @@ def _written(own: Own, folder: Path, place: str) -> Own:
         with by_value():
             content: bytes = cloudpickle.dumps(own.held)
     except Exception as error:  # whatever its own methods raise
+        lock = ", or an attribute for functools.cached_property, which holds a lock"
         raise ExperimentError(
             f"{place}: {own} cannot be pickled, so that no rank can have it: {error}. Give "
-            "'module:function' of what makes it there"
+            f"'module:function' of what makes it there{lock if 'RLock' in str(error) else ''}"
         ) from error
     path = folder / f"{own.name.rpartition('.')[2].strip('<>')}-{digest_of(content)}.pickle"
     if not path.exists():

@@ -134,7 +134,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return (
             f"what follows depends on the values of a tensor ({text}), which are known only when "
-            f"it runs: use torch.where or a mask instead, or {_WRAP}"
+            "it runs, also in a function marked by torch.fx.wrap: use torch.where or a mask instead"
         )
     if isinstance(error, AssertionError) and text.startswith(_MIXING):
         return OF_ANOTHER_TRACE

@@ -157,8 +157,8 @@ class ValueProxy(Proxy):
     def _number(self) -> Any:
         return self._refuse(
             "a number of Python's is made (float, int) of what depends on the values or "
-            "the size of the batch: use operations of tensors, or put the lines into a function "
-            "marked by torch.fx.wrap"
+            "the size of the batch: use operations of tensors; if of the size alone, put the lines "
+            "into a function marked by torch.fx.wrap"
         )
 
     def _refuse(self, text: str) -> Any:

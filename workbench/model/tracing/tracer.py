@@ -191,6 +191,11 @@ class ValueTracer(torch.fx.Tracer):
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
             if self.names.get(id(tensor)) != name or self.mode.name_of(tensor) is None:
                 raise TraceError(f"forward assigns another tensor to {name!r}. {_STATE}")
+        if made := dict(root.named_modules()).keys() - dict(structure.named_modules()).keys():
+            raise TraceError(
+                f"forward makes the layer {min(made)!r}, whose weights no rank would have: make it "
+                "in __init__, or call model(x) once before"
+            )
         return Pass(root, graph, self.before, attributes_of(root))
 
     def _made(self, function: Any, args: Any, kwargs: Any) -> Any | None:
@@ -404,8 +409,8 @@ class ValueTracer(torch.fx.Tracer):
             return decided.value
         raise TraceError(
             "a decision depends on the values or the size of the batch (if, while, and, or, "
-            "assert): use torch.where for a choice per element, or put the lines into a function "
-            "marked by torch.fx.wrap"
+            "assert): use torch.where for a choice per element; if on the size alone, put the "
+            "lines into a function marked by torch.fx.wrap"
         )
 
     @noted

@@ -158,6 +158,8 @@ class Own(Value):
 
     def _cannot_be_loaded(self, error: Exception) -> OwnObjectError:
         why = f"{type(error).__name__}: {error}"
+        if "__main__'" in why:
+            why += ". What functools.lru_cache wraps is imported: put it into a file, and import it"
         return OwnObjectError(f"{self.name!r} cannot be loaded in this process: {why}")
 
     def __eq__(self, other: object) -> bool:
