@@ -4,6 +4,9 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,8 +66,12 @@ class Machine:
     def python(self, name: str, version: str, *, venv: bool = True) -> Path:
         return self.program(name, PYTHON.format(version=version, without_venv=int(not venv)))
 
-    def open(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+    @contextmanager
+    def open(
+        self, script: str, *arguments: str, **environment: str
+    ) -> Iterator[subprocess.Popen[str]]:
+        """A script under way, which is killed where a test fails."""
+        with subprocess.Popen(
             [self.checkout / "env" / script, *arguments],
             cwd=self.checkout.parent,
             env={"PATH": str(self.bin), "CALLS": str(self.log), **environment},
@@ -73,14 +80,18 @@ class Machine:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-        )
+            # Whoever starts the tests in the background may have had it ignored.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        ) as process:
+            try:
+                yield process
+            except BaseException:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
 
     def start(self, script: str, *arguments: str, **environment: str) -> tuple[int, str, str]:
         """Gives the exit status, what the script printed, and what it said on the way."""
         with self.open(script, *arguments, **environment) as process:
-            try:
-                printed, said = process.communicate(timeout=60)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
+            printed, said = process.communicate(timeout=60)
         return process.returncode, printed, said

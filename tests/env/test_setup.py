@@ -130,8 +130,7 @@ def test_after_a_failure_the_next_start_begins_anew(machine):
 def test_an_interrupt_leaves_no_half_stamped_venv(machine, tmp_path):
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    process = machine.open("test", PIP_WAITS=str(gate))
-    with gate.open("w"), process:  # open() returns once pip is at work
+    with machine.open("test", PIP_WAITS=str(gate)) as process, gate.open("w"):  # once pip works
         os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode != 0
@@ -142,10 +141,8 @@ def test_an_interrupt_leaves_no_half_stamped_venv(machine, tmp_path):
 def test_two_first_starts_take_turns(machine, tmp_path):
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    first = machine.open("test", PIP_WAITS=str(gate))
-    with first, gate.open("w") as opened:
-        second = machine.open("lab")
-        with second:
+    with machine.open("test", PIP_WAITS=str(gate)) as first, gate.open("w") as opened:
+        with machine.open("lab") as second:
             assert second.stderr.readline() == "another start is installing; waiting for it\n"
             opened.write("go on\n")
             opened.flush()
