@@ -561,4 +561,13 @@ EQUAL = {
         Cut(1),
         Run(steps=2),
     ),
+    "rounds behind an operation in place": Case(
+        Net(
+            (2, 9),
+            ("self.head = nn.Linear(2, 3)",),
+            ("x = x.sum(2)", "x.add_(0.5)", "x = self.head(x)"),
+        ),
+        Cut(2, (("head", "duplicate", 2, None),), rounds="B/K"),
+        Run(steps=2),
+    ),
 }

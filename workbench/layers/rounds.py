@@ -138,7 +138,11 @@ def _boundary(nodes: torch.fx.Graph, graph: Graph, name: str) -> torch.fx.Node:
     """Returns the node of a layer or of an input."""
     if name in graph.sources:
         return input_node(nodes, graph, name)
-    return next(node for node in nodes.nodes if node.name == graph[name].node)
+    node = next(node for node in nodes.nodes if node.name == graph[name].node)
+    # What brings a result to its type is no layer, and reads also what is before it.
+    others = {layer.node for layer in graph.layers}
+    typed = (each for each in node.users if each.target == "type_as" and each.name not in others)
+    return next(typed, node)
 
 
 def _head(nodes: torch.fx.Graph, boundary: torch.fx.Node) -> torch.fx.Graph:
