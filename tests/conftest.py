@@ -37,8 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leaves slow tests out, unless all are asked for, or some by their names or marks."""
-    asked = config.option.all or config.option.markexpr or _are_named(config)
-    if not (asked or hasattr(config, "workerinput")):
+    if not (config.option.all or config.option.markexpr or _are_named(config)):
         config.option.markexpr = "not slow"
 
 
