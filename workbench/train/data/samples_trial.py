@@ -33,7 +33,8 @@ def try_samples(data: OwnSamples) -> None:
     count = min(SAMPLES, len(data))
     spread = 1 if data.is_stream else len(data) / count
     indices = (torch.arange(count) * spread).long()
-    fresh, part, other = (copied(data, shared_bytes=SHARED_BYTES) for _ in range(3))
+    fresh = copied(data, shared_bytes=SHARED_BYTES)
+    collates = [copied(data.collate) for _ in range(2)]
     first = data.read(indices, 0)
     before = _state(data)
     again = data.read(indices, 0) if data.is_stream else data.read(indices.flip(0), 0)[::-1]
@@ -49,14 +50,15 @@ def try_samples(data: OwnSamples) -> None:
             "which reads other samples: let a sample follow from its index, and from set_epoch"
         )
     later = data.read(indices, 1)
-    alone = fresh.read(indices, 1) if data.is_stream else fresh.read(indices.flip(0), 1)[::-1]
-    for index, one, two in zip(indices.tolist(), later, alone, strict=True):
+    first_read = fresh.read(indices, 1) if data.is_stream else fresh.read(indices.flip(0), 1)[::-1]
+    for index, one, two in zip(indices.tolist(), later, first_read, strict=True):
         if digest(one) != digest(two):
             raise DataError(f"{data.name}: sample {index}, after others, {ANOTHER}")
     data.fitting(first)
     if data.collates:
-        for copy, samples in ((part, first[: count // 2]), (other, first[count // 2 :])):
-            if samples and digest(data.fitting(samples)) != digest(copy.fitting(samples)):
+        halves = first[: count // 2], first[count // 2 :]
+        for alone, half in zip(collates, halves, strict=True):
+            if half and digest(data.collate(half)) != digest(alone(half)):
                 raise DataError(
                     f"{data.name}: the collate function keeps state: after others, samples are "
                     "another batch. Each rank has a copy of its own, which collates other rows"
