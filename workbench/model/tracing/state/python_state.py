@@ -221,7 +221,7 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     """What an object has in its slots and its __dict__; None: it has neither."""
     found = dict(vars(value)) if type(value).__dictoffset__ else None
     for kind in type(value).__mro__:
-        for name, slot in vars(kind).items():
+        for name, slot in vars(kind).items() if "__slots__" in vars(kind) else ():
             if isinstance(slot, MemberDescriptorType) and not name.startswith("__"):
                 with suppress(AttributeError):  # nothing was assigned yet
                     found = (found or {}) | {name: slot.__get__(value)}
