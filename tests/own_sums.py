@@ -3,8 +3,8 @@
 import torch
 
 from workbench.comm.algorithms.algorithm import Algorithm
-from workbench.comm.algorithms.exchange import MessageRound
 from workbench.comm.codecs.coders import Coder
+from workbench.comm.messages.flat import MessageRound
 
 
 class Tree(Algorithm):

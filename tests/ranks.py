@@ -18,8 +18,8 @@ import torch
 from torch.distributed import TCPStore
 
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.record import Recorder
 from workbench.comm.groups.world import RankConfig, World
+from workbench.comm.messages.recorder import Recorder
 
 # Between tasks SIGINT would cost an engine the answer that it is about to send.
 INTERRUPT = signal.SIGUSR1

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.comm.algorithms.algorithm import Algorithm as Algorithm
-    from workbench.comm.algorithms.exchange import MessageRound as MessageRound
     from workbench.comm.codecs.coding import PieceCoding as PieceCoding
+    from workbench.comm.messages.flat import MessageRound as MessageRound
     from workbench.plan.experiment.strategy import Strategy as Strategy
     from workbench.plan.placement.placement import Partial as Partial
     from workbench.plan.placement.placement import Replicate as Replicate
@@ -32,7 +32,7 @@ _HOME = {
     "Codec": "comm.codecs.coders:Coder",
     "Division": "plan.placement.schemes:Division",
     "GroupRule": "plan.rules.rule:GroupRule",
-    "MessageRound": "comm.algorithms.exchange:MessageRound",
+    "MessageRound": "comm.messages.flat:MessageRound",
     "Partial": "plan.placement.placement:Partial",
     "PieceCoding": "comm.codecs.coding:PieceCoding",
     "Replicate": "plan.placement.placement:Replicate",

@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-from workbench.comm.algorithms.exchange import MessageRound, MessageRounds
+from workbench.comm.messages.flat import MessageRound, MessageRounds
 
 
 def run(

@@ -10,8 +10,8 @@ import torch
 from tests.ranks import all_ranks
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.collectives import all_gather
-from workbench.comm.groups.errors import PeerLost
 from workbench.comm.groups.world import World
+from workbench.comm.messages.errors import PeerLost
 from workbench.plan.placement.placement import Shard
 from workbench.predict.traffic import collective_costs
 

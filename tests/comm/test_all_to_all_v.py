@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workbench.comm.collectives import all_to_all_v
-from workbench.comm.shared_memory.staging import SLOT_BYTES
+from workbench.comm.shared_memory.meeting import SLOT_BYTES
 
 
 def exchange(world, cases):

@@ -7,7 +7,7 @@ import torch
 
 from tests.ranks import all_ranks
 from workbench.comm.all_reduce import start_all_reduce
-from workbench.comm.groups.errors import PeerLost
+from workbench.comm.messages.errors import PeerLost
 from workbench.comm.pending import Pending, ProgressThread
 
 LONG_S = 60.0

@@ -16,7 +16,7 @@ from tests.oracle.found import EQUAL
 from tests.oracle.models import Net
 from tests.oracle.written import WRITTEN
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.record import Recorder
+from workbench.comm.messages.recorder import Recorder
 from workbench.layers.cut import HeldPieces, cut, evaluating
 from workbench.layers.cut_model import CutModel, group_specs
 from workbench.layers.local.context import BatchContext

@@ -7,8 +7,8 @@ import torch
 from tests.layers import nets
 from tests.train.runs import stepper_of
 from workbench.bench.predict.stepping import measure
-from workbench.comm.groups.record import BytesBySender
 from workbench.comm.groups.world import RankConfig, World
+from workbench.comm.messages.recorder import BytesBySender
 from workbench.layers.cut import cut
 from workbench.layers.local.context import BatchContext
 from workbench.plan.experiment.experiment import Experiment

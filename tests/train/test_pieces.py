@@ -4,7 +4,7 @@ import torch
 
 from tests.plan.graphs import mlp
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.record import Recorder
+from workbench.comm.messages.recorder import Recorder
 from workbench.plan.plan import Plan
 from workbench.plan.reshard import Reshard
 from workbench.train.resharding import Entry, Pieces, move_pieces

@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
-from workbench.comm.groups.record import Doing, RecordedCall
 from workbench.comm.groups.world import World
+from workbench.comm.messages.recorder import Doing, RecordedCall
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
     SGD,

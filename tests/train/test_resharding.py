@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
-from workbench.comm.groups.errors import CommError
+from workbench.comm.messages.errors import CommError
 from workbench.comm.parts import exchange_parts
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plan import Plan

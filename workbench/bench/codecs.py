@@ -2,7 +2,7 @@
 
 First each codec alone, on one core, with the operations of a rank in a ring of four: every element
 is encoded once, three quarters are decoded and added, and all are decoded once
-(`comm/codecs/rounds.py`). Then an all-reduce over four engines, traced: the time of encoding,
+(`comm/algorithms/flat.py`). Then an all-reduce over four engines, traced: the time of encoding,
 adding and decoding in it.
 
 The network has 1 Gbit/s, on which the uncoded values would take 2 (p-1)/p n / (125 MB/s).

@@ -5,16 +5,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import AsyncOperation
 from workbench.comm.algorithms.executor import RoundExecutor, begin
 from workbench.comm.algorithms.hierarchical import across, sum_over_hosts
 from workbench.comm.codecs.coding import PieceCoding, checked, coding_of
 from workbench.comm.groups.group import Group, GroupCall, GroupLink
-from workbench.comm.groups.record import StepPhase
+from workbench.comm.messages.flat import AsyncOperation, accumulator, even, shaped
+from workbench.comm.messages.recorder import StepPhase
 from workbench.comm.pending import Pending
-from workbench.comm.pieces import accumulator, even, shaped
 from workbench.comm.shared_memory import collectives as shared
-from workbench.comm.shared_memory.buffer import SharedBuffer
+from workbench.comm.shared_memory.meeting import SharedBuffer
 from workbench.plan.experiment.algorithm import Algorithm
 from workbench.plan.experiment.codec import AnyCodec
 

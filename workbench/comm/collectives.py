@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workbench.comm.groups.group import Group, GroupCall
-from workbench.comm.groups.record import StepPhase
-from workbench.comm.pieces import added, cut, lengths, pack, resized, shaped, unpack
+from workbench.comm.messages.flat import added, cut, lengths, pack, resized, shaped, unpack
+from workbench.comm.messages.recorder import StepPhase
 from workbench.comm.shared_memory import collectives as shared
 from workbench.plan.placement.placement import Shard
 

@@ -17,13 +17,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import MessageRound, MessageRounds
 from workbench.comm.algorithms.executor import RoundExecutor
 from workbench.comm.collectives import reduce_scatter
 from workbench.comm.groups.group import Group, GroupCall
-from workbench.comm.groups.watch import AsyncWork
+from workbench.comm.messages.flat import (
+    MessageRound,
+    MessageRounds,
+    added,
+    blocks,
+    cut,
+    lengths,
+    resized,
+    shaped,
+)
+from workbench.comm.messages.waiting import AsyncWork
 from workbench.comm.pending import Pending
-from workbench.comm.pieces import added, blocks, cut, lengths, resized, shaped
 from workbench.comm.regions import GradientPlacement
 from workbench.plan.placement.placement import Shard
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from workbench.comm.collectives import all_to_all_v
 from workbench.comm.groups.group import Group, GroupCall
-from workbench.comm.groups.record import StepPhase
-from workbench.comm.shared_memory.staging import SLOT_BYTES, Staging
+from workbench.comm.messages.recorder import StepPhase
+from workbench.comm.shared_memory.meeting import SLOT_BYTES, Staging
 
 BATCH_BYTES = 2**25  # of all ranks together
 MOST_BYTES = SLOT_BYTES

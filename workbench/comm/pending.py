@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import AsyncOperation
 from workbench.comm.groups.group import GroupCall
+from workbench.comm.messages.flat import AsyncOperation
 
 # A round begins so much later than it could, and an idle look takes a hundredth of it.
 LOOK_EVERY_S = 0.0005

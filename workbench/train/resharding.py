@@ -22,7 +22,7 @@ from torch import Tensor
 
 from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.record import Recorder
+from workbench.comm.messages.recorder import Recorder
 from workbench.comm.parts import MOST_BYTES, LocalCopy, SentPart, exchange_parts
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel

@@ -7,8 +7,8 @@ from torch import nn
 import workbench as wb
 from workbench.client.checks.sums import checks_on
 from workbench.comm.algorithms.algorithm import Algorithm
-from workbench.comm.algorithms.exchange import MessageRound
 from workbench.comm.codecs.coders import Coder
+from workbench.comm.messages.flat import MessageRound
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
 from workbench.plan.plan import Plan

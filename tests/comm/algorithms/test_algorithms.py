@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.comm.lockstep import run
 from workbench.comm.algorithms.flat import FLAT
 from workbench.comm.algorithms.hierarchical import across
-from workbench.comm.pieces import cut, even
+from workbench.comm.messages.flat import cut, even
 from workbench.predict.traffic import collective_costs
 
 LENGTHS = st.integers(0, 40)

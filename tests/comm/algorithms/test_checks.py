@@ -8,8 +8,8 @@ import torch
 from tests.own_sums import Star, Tree
 from workbench.comm.algorithms.algorithm import Algorithm
 from workbench.comm.algorithms.checks import checks_of
-from workbench.comm.algorithms.exchange import MessageRound
 from workbench.comm.algorithms.flat import FLAT
+from workbench.comm.messages.flat import MessageRound
 
 
 @pytest.mark.slow

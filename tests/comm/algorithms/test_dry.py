@@ -5,8 +5,8 @@ import torch
 
 from tests.own_sums import Star, Tree
 from workbench.comm.algorithms.algorithm import MOST_BYTES, Algorithm
-from workbench.comm.algorithms.exchange import MessageRound
 from workbench.comm.algorithms.flat import FLAT
+from workbench.comm.messages.flat import MessageRound
 from workbench.plan.experiment.codec import Codec
 from workbench.plan.extension.own import OwnObjectError
 from workbench.predict.traffic import collective_costs

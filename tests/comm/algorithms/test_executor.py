@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.ranks import all_ranks
-from workbench.comm.algorithms.exchange import MessageRound
 from workbench.comm.algorithms.executor import start_exchange
+from workbench.comm.messages.flat import MessageRound
 
 
 def crossed(world, calls, indices):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.comm.codecs.coded import NAMES, coding, encoded, laplace, round_trip
-from workbench.comm.groups.errors import CodecError
+from workbench.comm.messages.errors import CodecError
 from workbench.plan.experiment.codec import Codec
 
 PROFILE = settings(max_examples=40, derandomize=True, database=None)

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from tests.comm.codecs.coded import NAMES, coding, laplace, round_trip
 from tests.comm.lockstep import run
+from workbench.comm.algorithms.flat import FLAT
 from workbench.comm.algorithms.hierarchical import across
-from workbench.comm.codecs import rounds
-from workbench.comm.pieces import cut, even
+from workbench.comm.messages.flat import cut, even
 from workbench.plan.experiment.codec import Codec
 
 PROFILE = settings(max_examples=40, derandomize=True, database=None)
-FLAT = {"ring": rounds.ring, "direct": rounds.direct}
+ALGORITHMS = {name: FLAT[name].coded_rounds for name in ("ring", "direct")}
 SMALL_CHUNKS = {"int8": {"chunk": 8}, "int4": {"chunk": 8}}
 CODECS = st.sampled_from([Codec(name=name, **SMALL_CHUNKS.get(name, {})) for name in NAMES])
 DTYPES = st.sampled_from([torch.float32, torch.float64])
@@ -68,16 +68,16 @@ def test_sums_are_those_of_one_process_that_follows_the_codes(
     name, serial, ranks, length, dtype, codec
 ):
     inputs = samples(length, ranks, dtype)
-    flats, _ = summed(FLAT[name], inputs, codec)
+    flats, _ = summed(ALGORITHMS[name], inputs, codec)
     expected = serial(inputs, codec)
     assert all(torch.equal(flat, expected) for flat in flats)
 
 
-@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("name", ALGORITHMS)
 @PROFILE
 @given(ranks=st.integers(1, 6), length=LENGTHS, dtype=DTYPES, codec=CODECS)
 def test_messages_have_the_lengths_that_the_codec_says(name, ranks, length, dtype, codec):
-    _, found = summed(FLAT[name], samples(length, ranks, dtype), codec)
+    _, found = summed(ALGORITHMS[name], samples(length, ranks, dtype), codec)
     sizes = [codec.encoded_bytes(n) for n in even(length, ranks)]
     for me, (messages, received, exchanges) in enumerate(found):
         back = [n for i, n in enumerate(sizes) if i != me]
@@ -89,7 +89,7 @@ def test_messages_have_the_lengths_that_the_codec_says(name, ranks, length, dtyp
         assert exchanges == (0 if ranks == 1 else 2 if name == "direct" else 2 * (ranks - 1))
 
 
-@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("name", ALGORITHMS)
 @PROFILE
 @given(ranks=st.integers(1, 6), length=LENGTHS, dtype=DTYPES, codec=CODECS)
 def test_nothing_is_lost_with_error_feedback(name, ranks, length, dtype, codec):
@@ -98,7 +98,7 @@ def test_nothing_is_lost_with_error_feedback(name, ranks, length, dtype, codec):
     arrived, exact = torch.zeros(length).double(), torch.zeros(length).double()
     for step in range(3):
         inputs = [(step + 1) * x for x in samples(length, ranks, dtype)]
-        flats, _ = summed(FLAT[name], inputs, codec, residuals)
+        flats, _ = summed(ALGORITHMS[name], inputs, codec, residuals)
         arrived += flats[0]
         exact += torch.stack(inputs).double().sum(0)
     held = torch.stack(residuals).double().sum(0)
@@ -153,7 +153,7 @@ def test_errors_are_those_of_the_literature_notes(codec, name, error, bias):
     A chunk of 2**16 is a whole segment, as in the paper.
     """
     inputs = laplace(4)
-    flats, _ = summed(FLAT[name], inputs, codec)
+    flats, _ = summed(ALGORITHMS[name], inputs, codec)
     exact = torch.stack(inputs).double().sum(0)
     off = flats[0].double() - exact
     assert (off.norm() / exact.norm()).item() == pytest.approx(error, rel=0.05)

@@ -7,8 +7,8 @@ import torch
 
 from tests.ranks import all_ranks
 from workbench.comm.all_reduce import all_reduce
-from workbench.comm.groups.errors import CommTimeout
-from workbench.comm.groups.excuse import RENEW_EVERY_S, Excuse
+from workbench.comm.messages.errors import CommTimeout
+from workbench.comm.messages.waiting import RENEW_EVERY_S, Excuse
 
 TIMEOUT_S = 2.0
 LATE_S = 3 * TIMEOUT_S

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from tests.ranks import all_ranks
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
-from workbench.comm.groups.errors import PeerLost
 from workbench.comm.groups.world import RankConfig, World
+from workbench.comm.messages.errors import PeerLost
 
 RANKS, VICTIM = 3, 1
 

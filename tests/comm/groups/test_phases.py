@@ -10,7 +10,7 @@ import torch
 from tests.ranks import all_ranks
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.collectives import all_gather
-from workbench.comm.groups.record import PhaseLog, Recorder
+from workbench.comm.messages.recorder import PhaseLog, Recorder
 from workbench.plan.placement.placement import Shard
 
 RUNS = [

@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from workbench.comm.groups.errors import CommError
-from workbench.comm.groups.sealed_store import SealedStore
-from workbench.comm.groups.world import RankConfig, World
+from workbench.comm.groups.world import RankConfig, SealedStore, World
+from workbench.comm.messages.errors import CommError
 
 REFUSED = "was written by somebody who is no rank of this world"
 

@@ -20,11 +20,10 @@ from tests.ranks import all_ranks
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.collectives import all_gather
 from workbench.comm.groups import world as world_module
-from workbench.comm.groups.errors import CommError, CommTimeout, PeerLost
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.record import Recorder
-from workbench.comm.groups.sealed_store import SealedStore
-from workbench.comm.groups.world import RankConfig, World, backend_of
+from workbench.comm.groups.world import RankConfig, SealedStore, World, backend_of
+from workbench.comm.messages.errors import CommError, CommTimeout, PeerLost
+from workbench.comm.messages.recorder import Recorder
 from workbench.plan.placement.placement import Shard
 
 

@@ -9,7 +9,7 @@ import torch
 from tests.ranks import all_ranks
 from workbench.comm.all_reduce import start_all_reduce
 from workbench.comm.collectives import all_gather
-from workbench.comm.shared_memory.staging import SEGMENT_BYTES
+from workbench.comm.shared_memory.meeting import SEGMENT_BYTES
 from workbench.plan.placement.placement import Shard
 
 LENGTHS = (1, 3, 1000, 70_001)

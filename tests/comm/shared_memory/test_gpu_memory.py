@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.comm import test_collectives
-from tests.comm.algorithms import test_owned
+from tests.comm import test_collectives, test_owned
 from tests.comm.device import on_stand_in
 from tests.comm.shared_memory import test_buffer, test_shared
 from tests.oracle.comparing import judged

@@ -13,9 +13,9 @@ from tests.ranks import all_ranks
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.collectives import all_gather, all_to_all, broadcast, reduce_scatter
 from workbench.comm.groups import host
-from workbench.comm.groups.errors import CommError
+from workbench.comm.messages.errors import CommError
 from workbench.comm.shared_memory import segment
-from workbench.comm.shared_memory.staging import SLOT_BYTES, TURN
+from workbench.comm.shared_memory.meeting import SLOT_BYTES, TURN
 from workbench.plan.placement.placement import Shard
 
 

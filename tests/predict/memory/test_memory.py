@@ -10,7 +10,7 @@ from tests.predict import running
 from tests.predict.machines import device, machine
 from workbench.bench.nets import Llama
 from workbench.client.calibration.devices import with_workspaces
-from workbench.comm.shared_memory.staging import SEGMENT_BYTES
+from workbench.comm.shared_memory.meeting import SEGMENT_BYTES
 from workbench.layers.local.faster import LARGE_BYTES
 from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.record import Recorder
+from workbench.comm.messages.recorder import Recorder
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel, group_specs
 from workbench.layers.local.context import BatchContext

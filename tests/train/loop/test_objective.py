@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tests.plan.graphs import Builder, mlp
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.record import Recorder
+from workbench.comm.messages.recorder import Recorder
 from workbench.layers.local.loss import PLAIN
 from workbench.plan.inputs import Input
 from workbench.train.data.reading import DataError

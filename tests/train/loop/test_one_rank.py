@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from tests.train.checkpoint.saving import Alone
 from tests.train.strategies.own import Adaptive, EveryThird, Heavy, Prox, SlowMo
-from workbench.comm.groups.record import Recorder
+from workbench.comm.messages.recorder import Recorder
 from workbench.model.errors import CheckpointError
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.record import Recorder
+from workbench.comm.messages.recorder import Recorder
 from workbench.train.strategies.clipping import Clipping
 
 

@@ -6,9 +6,9 @@ import torch
 from tests.train import small
 from tests.train.loop.test_session import GRAPH
 from tests.train.runs import trained
-from workbench.comm.groups.errors import CodecError, CommError
 from workbench.comm.groups.world import World
-from workbench.comm.pieces import even
+from workbench.comm.messages.errors import CodecError, CommError
+from workbench.comm.messages.flat import even
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.codec import Codec
 from workbench.plan.experiment.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic

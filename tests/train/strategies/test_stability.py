@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.train.checkpoint.saving import Alone, Memory, experiment
 from tests.train.runs import stepper_of
-from workbench.comm.groups.record import Recorder
+from workbench.comm.messages.recorder import Recorder
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import group_specs
 from workbench.layers.local.context import BatchContext

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.comm.lockstep import run
-from workbench.comm.codecs import PieceCoding, coder_of, rounds
+from workbench.comm.algorithms.flat import Direct
+from workbench.comm.codecs import PieceCoding, coder_of
 from workbench.plan.experiment.codec import Codec
 from workbench.plan.stability import limit
 from workbench.widgets.explorers.descent import (
@@ -50,7 +51,7 @@ def test_sums_are_those_of_runs(feedback):
         flats = [torch.from_numpy(row.copy()) for row in gradients]
         codings = [PieceCoding(coder_of(codec, CPU), CPU, r if feedback else None) for r in kept]
         run([
-            rounds.direct(flat, range(workers), me, coding)
+            Direct().coded_rounds(flat, range(workers), me, coding)
             for me, (flat, coding) in enumerate(zip(flats, codings, strict=True))
         ])  # fmt: skip
         assert np.allclose(ours(gradients), flats[0].numpy(), rtol=1e-5, atol=1e-6)

@@ -41,8 +41,8 @@ from workbench.bench.report import Cell, Figure
 from workbench.client.cluster import Cluster
 from workbench.comm.all_reduce import start_all_reduce
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.watch import MessageWork, Waiters
 from workbench.comm.groups.world import RankConfig, World
+from workbench.comm.messages.waiting import MessageWork, Waiters
 from workbench.comm.nonblocking import start_broadcast, start_reduce
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.plan.experiment.experiment import Experiment

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from workbench.comm.algorithms.drive import drive
-from workbench.comm.algorithms.exchange import MessageRounds
+from workbench.comm.algorithms.dry_run import drive
 from workbench.comm.codecs.coders import Coder
 from workbench.comm.codecs.coding import PieceCoding
+from workbench.comm.messages.flat import MessageRounds
 from workbench.plan.experiment.dry_run import DryRun
 from workbench.plan.extension.extension import Extension
 from workbench.plan.extension.own import OwnObjectError

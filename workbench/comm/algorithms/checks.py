@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.comm.algorithms.algorithm import Algorithm
-from workbench.comm.algorithms.drive import drive
+from workbench.comm.algorithms.dry_run import drive
 from workbench.comm.codecs.coders import Coder, coder_of
 from workbench.comm.codecs.coding import PieceCoding
-from workbench.comm.pieces import accumulator
+from workbench.comm.messages.flat import accumulator
 from workbench.plan.experiment.codec import Codec
 from workbench.plan.experiment.dry_run import DryRun
 from workbench.plan.extension.extension import Check

@@ -3,11 +3,11 @@
 import torch.distributed as dist
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import AsyncOperation, MessageRound, MessageRounds
 from workbench.comm.algorithms.flat import algorithm_of
 from workbench.comm.codecs.coding import PieceCoding
 from workbench.comm.groups.group import GroupCall, GroupLink
-from workbench.comm.groups.watch import AsyncWork
+from workbench.comm.messages.flat import AsyncOperation, MessageRound, MessageRounds
+from workbench.comm.messages.waiting import AsyncWork
 from workbench.plan.extension.own import Own
 
 

@@ -9,7 +9,13 @@ rounded:
     ring              2 (k-1)         1               up to k-1
     halving_doubling  2 log2(k)       1               log2(k)
 
-Direct and ring also take a codec (`comm/codecs/rounds.py`).
+Direct and ring also take a codec, and then code equally much. A rank of k encodes each of the k
+segments once and decodes as many values as it receives, 2 (k-1)/k of them all. They differ in how
+often a value is rounded. A residual, which keeps what this rank's encodings leave out, has a place
+for every element in both.
+
+Source: Pipe-SGD (Li et al. 2018, arXiv:1811.03619; that data stay compressed on every hop of a ring
+is recalled from it) for coded rounds. The rest is ours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +25,16 @@ from types import MappingProxyType
 from torch import Tensor
 
 from workbench.comm.algorithms.algorithm import Algorithm
-from workbench.comm.algorithms.exchange import MessageRound, MessageRounds
-from workbench.comm.codecs import rounds as coded
 from workbench.comm.codecs.coding import PieceCoding
-from workbench.comm.pieces import added, blocks, cut, even
+from workbench.comm.messages.flat import (
+    MessageRound,
+    MessageRounds,
+    accumulator,
+    added,
+    blocks,
+    cut,
+    even,
+)
 from workbench.plan.extension.extension import extension_of
 from workbench.plan.extension.own import Own
 
@@ -35,7 +47,7 @@ class Direct(Algorithm):
     sum to all. A rank receives from k-1 ranks at once, which is why each begins with the next
     one. That is for near-equal segments; others are as right, for who adds up an element changes
     nothing about its sum. Between its rounds an owner may make something else of the sum, and
-    send that (`owned.py`).
+    send that (`comm/owned.py`).
 
     Source: Chen et al. 2018, arXiv:1802.02326 (GDRAA; their body was not available to us, the two
     synchronisations are from the abstract); a reduce-scatter and an all-gather by pairwise
@@ -52,7 +64,40 @@ class Direct(Algorithm):
     def coded_rounds(
         self, flat: Tensor, members: Sequence[int], me: int, coding: PieceCoding
     ) -> MessageRounds:
-        return coded.direct(flat, members, me, coding)
+        """Rounds a value twice, whatever the number of ranks, in two rounds of messages.
+
+        Every rank encodes its part of each segment for the segment's owner, who adds them up in
+        rank order, with its own part as it is, and encodes the sum for all, itself included.
+        """
+        k = len(members)
+        if k == 1:
+            return
+        sizes = even(len(flat), k)
+        segments, codings = cut(flat, sizes), coding.cut(sizes)
+        mine, others = segments[me], [i for i in range(k) if i != me]
+        wires = coding.buffers(sizes)
+        arrived = coding.buffers([0 if i == me else sizes[me] for i in range(k)])
+        for i in others:
+            codings[i].encode(segments[i], wires[i])
+        yield MessageRound(
+            tuple((members[i], wires[i]) for i in others),
+            tuple((members[i], arrived[i]) for i in others),
+            len(others) * sizes[me],
+        )
+        total = mine.new_zeros(len(mine), dtype=accumulator(mine.dtype))
+        for i in range(k):
+            if i == me:
+                total += mine
+            else:
+                coding.add(arrived[i], total)
+        codings[me].encode(total, wires[me])
+        coding.decode(wires[me], mine)
+        yield MessageRound(
+            tuple((members[i], wires[me]) for i in others),
+            tuple((members[i], wires[i]) for i in others),
+        )
+        for i in others:
+            coding.decode(wires[i], segments[i])
 
 
 def to_owners(flat: Tensor, sizes: Sequence[int], members: Sequence[int], me: int) -> MessageRounds:
@@ -125,7 +170,36 @@ class Ring(Algorithm):
     def coded_rounds(
         self, flat: Tensor, members: Sequence[int], me: int, coding: PieceCoding
     ) -> MessageRounds:
-        return coded.ring(flat, members, me, coding)
+        """Decodes a sum, adds to it and encodes it again at every hop: it is rounded k times.
+
+        When it is complete, its bytes go round as they are. Its owner decodes them too, so that
+        all have the same bits.
+        """
+        k = len(members)
+        if k == 1:
+            return
+        sizes = even(len(flat), k)
+        segments, codings = cut(flat, sizes), coding.cut(sizes)
+        before, after = members[me - 1], members[(me + 1) % k]
+        sent, arrived = coding.buffers([sizes[0]] * 2)  # the first is the longest
+
+        def of(index: int, buffer: Tensor) -> Tensor:
+            """Returns as much of a buffer as a segment takes."""
+            return buffer[: coding.size(sizes[index])]
+
+        for step in range(1, k):
+            mine, theirs = (me - step) % k, (me - step - 1) % k
+            codings[mine].encode(segments[mine], of(mine, sent))
+            wires = ((after, of(mine, sent)),), ((before, of(theirs, arrived)),)
+            yield MessageRound(*wires, sizes[theirs])
+            coding.add(of(theirs, arrived), segments[theirs])
+        codings[me].encode(segments[me], of(me, sent))
+        coding.decode(of(me, sent), segments[me])
+        for step in range(k - 1):
+            mine, theirs = (me - step) % k, (me - step - 1) % k
+            yield MessageRound(((after, of(mine, sent)),), ((before, of(theirs, arrived)),))
+            coding.decode(of(theirs, arrived), segments[theirs])
+            sent, arrived = arrived, sent
 
 
 class HalvingDoubling(Algorithm):

@@ -22,13 +22,11 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import HostGroups, MessageRound, MessageRounds
 from workbench.comm.algorithms.executor import MOST_AT_ONCE, RoundExecutor
 from workbench.comm.algorithms.flat import FLAT
-from workbench.comm.codecs import rounds as coded
 from workbench.comm.codecs.coding import PieceCoding
 from workbench.comm.groups.group import GroupCall, GroupLink
-from workbench.comm.pieces import blocks, cut, even
+from workbench.comm.messages.flat import HostGroups, MessageRound, MessageRounds, blocks, cut, even
 from workbench.comm.shared_memory import collectives as shared
 from workbench.plan.placement.placement import Shard
 
@@ -55,7 +53,7 @@ def across(
     exact = _of_two if two else FLAT["direct"].rounds
     algorithms: list[_Rounds] = [exact] * len(sizes)
     if coding is not None:
-        by = coded.swap if two else coded.direct
+        by = _coded_of_two if two else FLAT["direct"].coded_rounds
         algorithms = [partial(by, coding=own) for own in coding.cut(sizes)]
     stripes = [
         algorithm(stripe, members, here)
@@ -77,6 +75,17 @@ def _of_two(flat: Tensor, members: Sequence[int], me: int) -> MessageRounds:
     yield MessageRound(((other, flat),), ((other, arrived),), len(flat))
     for block in blocks(flat):
         flat[block] += arrived[block]
+
+
+def _coded_of_two(
+    flat: Tensor, members: Sequence[int], me: int, coding: PieceCoding
+) -> MessageRounds:
+    """Sums between two in one round: both add up what both have encoded, rounded once."""
+    mine, theirs = coding.buffers([len(flat)] * 2)
+    coding.encode(flat, mine)
+    yield MessageRound(((members[1 - me], mine),), ((members[1 - me], theirs),), len(flat))
+    coding.decode(mine, flat)
+    coding.add(theirs, flat)  # a + b and b + a have the same bits
 
 
 def _stripes(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workbench.comm.codecs.coders import Coder
 from workbench.comm.codecs.coding import PieceCoding
-from workbench.comm.groups.errors import CodecError
+from workbench.comm.messages.errors import CodecError
 from workbench.plan.extension.extension import Check
 
 LENGTHS = (*range(1, 18), 127, 128, 1000, 1003, 4099)

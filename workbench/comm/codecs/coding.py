@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from workbench.comm.codecs.coders import BlockCoder, Coder, coder_of
-from workbench.comm.groups.errors import CodecError
 from workbench.comm.groups.group import Group, GroupCall
-from workbench.comm.groups.record import PhaseMark, unheard
-from workbench.comm.pieces import accumulator, cut
+from workbench.comm.messages.errors import CodecError
+from workbench.comm.messages.flat import accumulator, cut
+from workbench.comm.messages.recorder import PhaseMark, unheard
 from workbench.plan.experiment.codec import AnyCodec, Codec, OwnCodec, as_codec
 
 _HOLDS: Mapping[str, float] = MappingProxyType(

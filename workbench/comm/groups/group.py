@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import HostGroups, Message
-from workbench.comm.groups.record import (
+from workbench.comm.messages.flat import HostGroups, Message, even
+from workbench.comm.messages.recorder import (
     Doing,
     PhaseLog,
     PhaseMark,
@@ -21,10 +21,8 @@ from workbench.comm.groups.record import (
     StepPhase,
     unheard,
 )
-from workbench.comm.groups.watch import AsyncWork, MessageWork, PeerWatch, Waiters
-from workbench.comm.pieces import even
-from workbench.comm.shared_memory.buffer import SharedBuffer, allocate
-from workbench.comm.shared_memory.staging import Staging
+from workbench.comm.messages.waiting import AsyncWork, MessageWork, PeerWatch, Waiters
+from workbench.comm.shared_memory.meeting import SharedBuffer, Staging, allocate
 from workbench.plan.experiment.algorithm import Algorithm, chosen
 from workbench.plan.experiment.codec import AnyCodec
 from workbench.plan.experiment.measured import CollectiveTrace

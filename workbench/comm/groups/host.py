@@ -8,18 +8,11 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import HostGroups
-from workbench.comm.groups.watch import PeerWatch
+from workbench.comm.messages.flat import HostGroups
+from workbench.comm.messages.waiting import PeerWatch
 from workbench.comm.shared_memory.gpu_memory import DeviceMemory
-from workbench.comm.shared_memory.segment import Offer, attach, create, this_host
-from workbench.comm.shared_memory.staging import (
-    SEGMENT_BYTES,
-    SLOT_BYTES,
-    SLOTS,
-    Futex,
-    Peers,
-    Staging,
-)
+from workbench.comm.shared_memory.meeting import SEGMENT_BYTES, SLOT_BYTES, SLOTS, Peers, Staging
+from workbench.comm.shared_memory.segment import Futex, Offer, attach, create, this_host
 
 
 @dataclass(frozen=True)

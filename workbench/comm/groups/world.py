@@ -1,6 +1,7 @@
 """The world of one rank: from its configuration to its groups, and out again whatever happened."""
 
 import ctypes
+import hmac
 import os
 import resource
 import signal
@@ -17,16 +18,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from workbench.comm.groups.errors import CommError
-from workbench.comm.groups.excuse import Excuse
 from workbench.comm.groups.group import Group, GroupLink
 from workbench.comm.groups.host import HostMemory
-from workbench.comm.groups.record import Recorder
-from workbench.comm.groups.sealed_store import SealedStore
-from workbench.comm.groups.watch import AsyncWork, PeerWatch, Waiters
-from workbench.comm.shared_memory.buffer import SharedBuffer
+from workbench.comm.messages.errors import CommError
+from workbench.comm.messages.recorder import Recorder
+from workbench.comm.messages.waiting import AsyncWork, Excuse, PeerWatch, Waiters
 from workbench.comm.shared_memory.gpu_memory import memory_of
-from workbench.comm.shared_memory.staging import SEGMENT_BYTES
+from workbench.comm.shared_memory.meeting import SEGMENT_BYTES, SharedBuffer
 from workbench.plan.placement.mesh import RankConfig as RankConfig
 
 # Open files, where the system states no limit: it has one all the same.
@@ -35,6 +33,102 @@ _LOOK_EVERY_S = 1.0
 # Of a collective of torch's: we say ourselves for whom it waits in vain, and who may be waited for.
 _LONGEST = timedelta(minutes=10)
 _AT_ONCE, _AGAIN_S = timedelta(seconds=2), 0.2  # to be connected
+
+
+_HASH, _MAC_DIGITS = "sha256", 64
+
+
+class SealedStore(Store):
+    """A store whose notes nobody else has written: each is under a MAC, with its key.
+
+    The store in which ranks meet is open to all users of its host. Its notes say where a rank
+    listens and which memory it shares: who could write them would have ranks connect to himself.
+
+    Counters (`add`) are numbers, and have none: who changes them can keep a world from opening, and
+    lead no rank elsewhere. gloo calls this object from C++, and does not keep it: its owner does.
+
+    Args:
+        store: where the notes lie.
+        secret: the text that the ranks of this world know, and nobody else.
+
+    Attributes:
+        inner: the store that it was given.
+    """
+
+    def __init__(self, store: Store, secret: str) -> None:
+        super().__init__()
+        self.inner, self._secret = store, secret.encode()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Leaves a note."""
+        content = value.encode() if isinstance(value, str) else bytes(value)
+        self.inner.set(key, self._mac(key, content) + content)  # type: ignore[arg-type]  # or bytes
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Leaves a note where there is none; `expected` is "". Returns the note that is there.
+
+        Raises:
+            ValueError: another note is expected: sealed ones are not compared.
+            CommError: somebody else has written the note.
+        """
+        if expected:
+            raise ValueError(f"a sealed note is left where there is none, not after {expected!r}")
+        sealed = self._mac(key, desired.encode()).decode() + desired
+        return self._opened(key, self.inner.compare_set(key, "", sealed))
+
+    def get(self, key: str) -> bytes:
+        """Waits for a note.
+
+        Raises:
+            CommError: somebody else has written it.
+        """
+        return self._opened(key, self.inner.get(key))
+
+    def _opened(self, key: str, found: bytes) -> bytes:
+        mac, content = found[:_MAC_DIGITS], found[_MAC_DIGITS:]
+        if not hmac.compare_digest(mac, self._mac(key, content)):
+            raise CommError(
+                f"the note {key!r}, by which ranks find each other, was written by somebody who is "
+                "no rank of this world"
+            )
+        return content
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a counter."""
+        return int(self.inner.add(key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of these are there."""
+        return bool(self.inner.check(keys))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Waits for all of these; no longer than for any note, whatever the timeout is.
+
+        Groups connect through here, which have the timeout of their collectives.
+        """
+        longest = self.timeout
+        self.inner.wait(keys, longest if timeout is None else min(timeout, longest))
+
+    def delete_key(self, key: str) -> bool:
+        """Removes a note."""
+        return bool(self.inner.delete_key(key))
+
+    def num_keys(self) -> int:
+        """How many notes there are."""
+        return int(self.inner.num_keys())
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets how long is waited for a note."""
+        self.inner.set_timeout(timeout)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long is waited for a note."""
+        return self.inner.timeout  # type: ignore[attr-defined]  # stubs lack it
+
+    def _mac(self, key: str, content: bytes) -> bytes:
+        named = len(key).to_bytes(4, "big") + key.encode() + content
+        return hmac.new(self._secret, named, _HASH).hexdigest().encode()
 
 
 class World:

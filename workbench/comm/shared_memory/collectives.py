@@ -16,9 +16,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from workbench.comm.groups.record import PhaseMark, unheard
-from workbench.comm.pieces import added, cut, pack, resized, shaped, unpack
-from workbench.comm.shared_memory.staging import SLOT_BYTES, Staging
+from workbench.comm.messages.flat import added, cut, pack, resized, shaped, unpack
+from workbench.comm.messages.recorder import PhaseMark, unheard
+from workbench.comm.shared_memory.meeting import SLOT_BYTES, Staging
 from workbench.plan.placement.placement import Shard
 
 # Up to here every rank sums everything, after one meeting; beyond, each sums its segment, and a

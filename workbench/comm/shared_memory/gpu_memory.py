@@ -1,7 +1,7 @@
 """Memory of a GPU that the ranks which compute on it share, through CUDA's handles.
 
 NCCL refuses two ranks on one GPU, and gloo takes every tensor through the host and a socket. Here a
-rank reads another's tensor where it lies. Ranks still meet in the host's memory (`staging.py`), and
+rank reads another's tensor where it lies. Ranks still meet in the host's memory (`meeting.py`), and
 a rank whose kernels are not done has not come: `settle` goes before each meeting.
 """
 

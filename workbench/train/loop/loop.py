@@ -19,8 +19,8 @@ from torch import Tensor
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
-from workbench.comm.groups.record import BytesBySender
 from workbench.comm.groups.world import RankConfig, World
+from workbench.comm.messages.recorder import BytesBySender
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.measured import Row

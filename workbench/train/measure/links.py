@@ -25,15 +25,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import MessageRound, MessageRounds
 from workbench.comm.algorithms.executor import RoundExecutor
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.collectives import all_gather, all_to_all, reduce_scatter
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
+from workbench.comm.messages.flat import MessageRound, MessageRounds, accumulator
 from workbench.comm.nonblocking import start_broadcast
 from workbench.comm.pending import Pending
-from workbench.comm.pieces import accumulator
 from workbench.plan.experiment.experiment import Experiment, Synchronous
 from workbench.plan.experiment.measured import CollectiveTrace
 from workbench.plan.machine.link import BY_BACKEND, EXCHANGE, INTO_NEW

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from workbench.comm.all_reduce import all_reduce
-from workbench.comm.groups.record import BytesBySender
 from workbench.comm.groups.world import RankConfig, World
+from workbench.comm.messages.recorder import BytesBySender
 from workbench.plan.experiment.experiment import Experiment, Synchronous
 
 

@@ -15,11 +15,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from workbench.comm.algorithms.owned import Owned
 from workbench.comm.all_reduce import start_all_reduce
-from workbench.comm.groups.errors import CodecError
 from workbench.comm.groups.group import Group
+from workbench.comm.messages.errors import CodecError
 from workbench.comm.nonblocking import start_broadcast, start_reduce
+from workbench.comm.owned import Owned
 from workbench.comm.pending import Pending
 from workbench.layers.cut_model import CutModel
 from workbench.layers.local.faster import Linear, Spare, Transposed

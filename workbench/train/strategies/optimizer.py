@@ -14,7 +14,7 @@ work element by element, so that the weights are the same bit by bit. For that, 
 torch's kernels begin a vector, since they may round the rest of a tensor differently.
 
 With gradients summed by "direct" the update goes between its two rounds
-(`comm/algorithms/owned.py`), which is the direct all-reduce of MiMatrix with the optimizer fused:
+(`comm/owned.py`), which is the direct all-reduce of MiMatrix with the optimizer fused:
 
     gradients    summed by who moves them               b (n-1)/n bytes, one synchronisation
     update       of the own part only                   state: 1/n
@@ -36,9 +36,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from workbench.comm.algorithms.owned import Owned
 from workbench.comm.collectives import all_gather, broadcast
 from workbench.comm.groups.group import Group
+from workbench.comm.owned import Owned
 from workbench.comm.pending import Pending
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.optimizers import AnyOptimizer, Remembered, at_rate

@@ -33,7 +33,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.fx.node import map_arg
 from torch.utils.hooks import RemovableHandle
 
-from workbench.comm.groups.record import Doing, RecordedCall, Recorder
+from workbench.comm.messages.recorder import Doing, RecordedCall, Recorder
 from workbench.layers.cut_model import CutModel
 from workbench.layers.local.convert import ConvertLayout
 from workbench.plan.experiment.measured import What

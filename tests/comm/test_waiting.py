@@ -11,10 +11,9 @@ import torch.distributed as dist
 from tests.ranks import all_ranks
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.collectives import all_gather, broadcast
-from workbench.comm.groups.errors import CommTimeout, PeerLost
-from workbench.comm.groups.sealed_store import SealedStore
-from workbench.comm.groups.watch import PeerWatch
-from workbench.comm.groups.world import RankConfig, World
+from workbench.comm.groups.world import RankConfig, SealedStore, World
+from workbench.comm.messages.errors import CommTimeout, PeerLost
+from workbench.comm.messages.waiting import PeerWatch
 from workbench.plan.placement.placement import Shard
 
 ABSENT = 1

@@ -9,8 +9,8 @@ from tests.comm.algorithms.test_algorithms import DTYPES, PROFILE, samples
 from tests.comm.lockstep import run
 from tests.ranks import all_ranks
 from workbench.comm.algorithms.flat import FLAT, from_owners, to_owners
-from workbench.comm.algorithms.owned import Owned
-from workbench.comm.pieces import cut
+from workbench.comm.messages.flat import cut
+from workbench.comm.owned import Owned
 
 SIZES = [(5,), (40_000, 40_001), (7, 1, 3, 3), (0, 9, 2), (0, 0, 6, 0)]
 TURNS = 4

@@ -6,7 +6,7 @@ import torch
 from tests.ranks import all_ranks
 from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.collectives import all_gather, all_to_all, broadcast, reduce_scatter
-from workbench.comm.groups.record import Record, Recorder, RecordKey
+from workbench.comm.messages.recorder import Record, Recorder, RecordKey
 from workbench.comm.regions import copy_to, gather_from
 from workbench.plan.placement.placement import Shard, apportion
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from workbench.comm import pieces
-from workbench.comm.pieces import (
+from workbench.comm.messages import flat as pieces
+from workbench.comm.messages.flat import (
     accumulator,
     added,
     blocks,

@@ -20,12 +20,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import MessageRounds
 from workbench.comm.algorithms.executor import RoundExecutor
 from workbench.comm.algorithms.flat import from_owners, to_owners
 from workbench.comm.groups.group import Group, GroupCall, GroupLink
+from workbench.comm.messages.flat import MessageRounds, cut
 from workbench.comm.pending import Pending
-from workbench.comm.pieces import cut
 
 
 class Owned:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workbench.comm.algorithms.exchange import Message, MessageRound, MessageRounds
+from workbench.comm.messages.flat import Message, MessageRound, MessageRounds
 from workbench.plan.experiment.dry_run import DryRun, Longest
 from workbench.plan.extension.own import OwnObjectError
 

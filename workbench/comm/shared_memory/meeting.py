@@ -6,129 +6,38 @@ slots. It may also read those of round t-1: a slot is written again in round t+3
 reaches before all have come to t+2, and so have done what they do between the rounds before it.
 One meeting a round is thus all that is needed, also from one collective to the next. A rank whose
 process has ended is noticed at once, whoever started it.
-
-A count that one rank raises and others sleep on is stored and read as one aligned 32-bit word,
-which no processor tears. What a rank wrote before it raised its count must be visible to whoever
-sees the count raised. x86 keeps the order of stores and of loads, so there the plain store is
-enough. Elsewhere (ARM) `fence` is called on both sides: a FUTEX_WAKE passes a full barrier (smp_mb
-in the kernel's futex_hb_waiters_pending) even where nobody sleeps. No wake is lost either:
-FUTEX_WAIT compares the word again in the kernel, under the lock that the waker takes.
 """
 
 import ctypes
-import errno
 import os
-import platform
 import select
-import sys
+import struct
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import astuple
+from enum import Enum, auto
 
 import torch
 from torch import Tensor
 
-from workbench.comm.groups.errors import CommError, PeerLost
-from workbench.comm.groups.record import PhaseMark, unheard
-from workbench.comm.groups.watch import TICK, PeerWatch
-from workbench.comm.pieces import cut, even
+from workbench.comm.messages.errors import CommError, PeerLost
+from workbench.comm.messages.flat import AsyncOperation, added, blocks, cut, even
+from workbench.comm.messages.recorder import PhaseMark, unheard
+from workbench.comm.messages.waiting import TICK, PeerWatch
 from workbench.comm.shared_memory.gpu_memory import DeviceMemory
-from workbench.comm.shared_memory.segment import PAGE, MappedMemory
-
-# The system call's number, by the names that `platform.machine` gives.
-_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
-_WAIT, _WAKE, _EVERYBODY = 0, 1, 2**31 - 1
-# Where there is no futex a sleeper looks this often.
-_PORTABLE_PAUSE_S = 0.0005
-MASK = 0xFFFFFFFF
-
-
-class _Time(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-class Futex:
-    """Sleeps on words of shared memory and wakes those who do.
-
-    `fence` orders this rank's memory accesses before it against those after it.
-    """
-
-    def __init__(self) -> None:
-        self._number = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
-        self._call: Callable[..., int] | None = None
-        if self._number is not None:
-            call = ctypes.CDLL(None, use_errno=True).syscall  # releases the GIL
-            word, pointer = ctypes.c_uint32, ctypes.c_void_p
-            call.argtypes = (ctypes.c_long, pointer, ctypes.c_int, word, pointer)
-            call.restype = ctypes.c_long
-            self._call = call
-        self._own = ctypes.c_uint32()
-        if self.wake(ctypes.addressof(self._own)) < 0:  # forbidden by a sandbox
-            self._call = None
-        self.needs_fence = platform.machine() not in ("x86_64", "AMD64", "i686")
-
-    def sleep(self, address: int, value: int, seconds: float) -> None:
-        """Returns when woken, on a signal, or after `seconds`; at once unless the word is `value`.
-
-        It may also return for no reason: the caller looks at the word again.
-
-        Raises:
-            OSError: the kernel refuses the call for another reason.
-        """
-        if self._call is None:
-            time.sleep(min(seconds, _PORTABLE_PAUSE_S))
-            return
-        limit = _Time(int(seconds), int(seconds % 1 * 1e9))
-        done = self._call(self._number, address, _WAIT, value, ctypes.byref(limit))
-        if done < 0 and ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-    def wake(self, address: int) -> int:
-        """Wakes all who sleep on the word; returns a negative number if that is impossible here."""
-        if self._call is None:
-            return 0
-        return self._call(self._number, address, _WAKE, _EVERYBODY, None)
-
-    def fence(self) -> None:
-        """Orders what this rank reads and writes before against what it does after."""
-        if self.needs_fence:
-            self.wake(ctypes.addressof(self._own))
-
-
-class SharedCount:
-    """A count in shared memory; it goes round at 2**32, so compare it for equality only.
-
-    Args:
-        memory: the mapped memory in which it lies.
-        offset: its place in that memory [bytes], a multiple of 4; counts that change often lie 64
-            bytes apart, so that each has a cache line of its own.
-        futex: the kernel's calls by which ranks sleep and are woken.
-
-    Attributes:
-        cell: the word itself; `cell.value` is the quick way to read it.
-    """
-
-    __slots__ = ("_address", "_futex", "cell")
-
-    def __init__(self, memory: MappedMemory, offset: int, futex: Futex) -> None:
-        self.cell = ctypes.c_uint32.from_buffer(memory, offset)  # keeps the memory alive
-        self._address, self._futex = ctypes.addressof(self.cell), futex
-
-    def post(self, value: int) -> None:
-        """Sets the count, after everything that this rank wrote before, and wakes who sleeps."""
-        self._futex.fence()
-        self.cell.value = value
-        self._futex.wake(self._address)
-
-    def sleep(self, stale: int, seconds: float) -> None:
-        """Sleeps while the count is `stale`, but not longer than `seconds`, nor over a signal."""
-        self._futex.sleep(self._address, stale, seconds)
-
-    def nudge(self) -> None:
-        """Wakes who sleeps, to look around."""
-        self._futex.wake(self._address)
-
+from workbench.comm.shared_memory.segment import (
+    MASK,
+    PAGE,
+    Futex,
+    MappedMemory,
+    Offer,
+    SharedCount,
+    attach,
+    create,
+    mapped,
+)
 
 SLOTS = 3
 # The slots in use at one time, of four ranks, fit into the last-level cache of a server's core
@@ -409,3 +318,267 @@ class Peers:
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
+
+
+_SUMMED_AT = 64
+_OFFER_BYTES = 1024  # of a device's memory, at most
+
+
+class _Stage(Enum):
+    FILLING = auto()  # until all ranks' buffers are filled
+    CROSSING = auto()  # until this rank's sum is that over all hosts
+    HELD = auto()  # until this rank has something to hand out instead of its sum
+    SUMMING = auto()  # until all ranks' sums, or what they made of them, are there
+    DONE = auto()
+
+
+class SharedBuffer:
+    """One rank's view of its host's buffers, and the one sum of them that is under way.
+
+    Args:
+        staging: the shared memory in which the ranks of the host meet.
+        maps: the mapped memory of each rank, with its counts.
+        data: the memory [bytes] of each rank: its buffer, and behind it its sums.
+        segments: the elements of each buffer that each rank adds up, one after another.
+        dtype: the type of the elements.
+
+    Attributes:
+        nbytes: the size of this rank's buffer, in bytes.
+        held_bytes: the size of that and of the sums that this rank takes, a k-th more, in bytes.
+        sums: the sum of each segment [its elements], in the memory of the rank that adds it up.
+    """
+
+    def __init__(
+        self,
+        staging: Staging,
+        maps: Sequence[MappedMemory],
+        data: Sequence[Tensor],
+        segments: Sequence[int],
+        dtype: torch.dtype,
+    ) -> None:
+        numel = sum(segments)
+        self.staging, self.nbytes = staging, numel * dtype.itemsize
+        self._flats: list[tuple[Tensor, ...]] = []  # of each rank, cut into segments
+        self.sums: list[Tensor] = []
+        for whole, segment in zip(data, segments, strict=True):
+            flat, start = whole[: numel * dtype.itemsize], _sums_at(numel, dtype)
+            self._flats.append(torch.split_with_sizes(flat.view(dtype), list(segments)))
+            self.sums.append(whole[start : start + segment * dtype.itemsize].view(dtype))
+        self.held_bytes = self.nbytes + self.sums[staging.rank].nbytes
+        self._filled = [SharedCount(memory, 0, staging.futex) for memory in maps]
+        self._summed = [SharedCount(memory, _SUMMED_AT, staging.futex) for memory in maps]
+        self._turn, self._stage, self._holds = 0, _Stage.DONE, False
+        self._what: object = ""
+        self._cross: Callable[[Tensor], AsyncOperation] | None = None
+        self._crossing: AsyncOperation | None = None
+        self._mark: PhaseMark = unheard
+
+    def start(
+        self,
+        what: object,
+        cross: Callable[[Tensor], AsyncOperation] | None = None,
+        mark: PhaseMark = unheard,
+        *,
+        holds: bool = False,
+    ) -> None:
+        """Says that this rank's buffer is filled.
+
+        Args:
+            what: the collective that sums; its `str` goes into errors.
+            cross: a function that starts to sum a segment [elements] in place over the hosts of
+                the group; None: there is but one host.
+            mark: a function that hears of the phases.
+            holds: whether to end with the sum of this rank's own segment, there in its buffer;
+                `hand_out` or `give_up` is to follow.
+
+        Raises:
+            RuntimeError: the buffer's last sum is still under way, or held.
+        """
+        if self._stage is not _Stage.DONE:
+            raise RuntimeError(
+                f"{what}: a buffer's sum must be waited for before the next one starts, and "
+                f"{self._what} is not over"
+            )
+        self._what = what
+        self._turn, self._stage = (self._turn + 1) & MASK, _Stage.FILLING
+        self._cross, self._crossing, self._mark, self._holds = cross, None, mark, holds
+        mark("send")
+        self.staging.settle()
+        self._filled[self.staging.rank].post(self._turn)
+        mark("wait")
+
+    def hand_out(self, what: object) -> None:
+        """Says that this rank's place among the `sums` has what all are to have; once it is held.
+
+        It ends when all of them do, and leaves them there until this rank fills its buffer again.
+
+        Args:
+            what: the collective that hands out; its `str` goes into errors.
+        """
+        assert self._stage is _Stage.HELD, "what is handed out was summed before"
+        self._what = what
+        self.staging.settle()
+        self._summed[self.staging.rank].post(self._turn)
+        self._stage = _Stage.SUMMING
+
+    def give_up(self) -> None:
+        """Ends a sum that is held: nobody hands out anything, and all call this.
+
+        Nobody is waited for: nobody reads the sums, and whoever begins the next one has said this.
+        """
+        assert self._stage is _Stage.HELD, "what is given up was summed before"
+        self._summed[self.staging.rank].post(self._turn)
+        self._stage = _Stage.DONE
+
+    def advance(self) -> bool:
+        """Does what has become possible without waiting; returns whether the sum is there."""
+        if self._stage is _Stage.FILLING and self._missing() is None:
+            self.staging.futex.fence()
+            self._mark("reduce")
+            self._add_up()
+            if self._cross is not None:
+                self._crossing = self._cross(self.sums[self.staging.rank])
+            self._stage = _Stage.HELD if self._holds else _Stage.CROSSING
+        if self._stage is _Stage.CROSSING and (self._crossing is None or self._crossing.advance()):
+            self._mark("send")
+            self.staging.settle()
+            self._summed[self.staging.rank].post(self._turn)
+            self._stage = _Stage.SUMMING
+            self._mark("wait")
+        if self._stage is _Stage.SUMMING and self._missing() is None:
+            self.staging.futex.fence()
+            self._mark("copy")
+            if not self._holds:
+                for mine, total in zip(self._flats[self.staging.rank], self.sums, strict=True):
+                    mine.copy_(total)
+            self._stage = _Stage.DONE
+        return self._stage in (_Stage.DONE, _Stage.HELD)
+
+    def wait(self) -> None:
+        """Returns when the sum is there.
+
+        Raises:
+            CommError: other ranks did not come, as for `Staging.meet`.
+        """
+        while not self.advance():
+            if self._stage is _Stage.CROSSING and self._crossing is not None:
+                self._crossing.wait()
+                continue
+            missing = self._missing()
+            if missing is not None:
+                self.staging.wait(*missing, self._what)
+
+    def _missing(self) -> tuple[int, SharedCount, int] | None:
+        """Returns (index, count, its value) of the first rank that is behind this one, if any."""
+        counts = self._filled if self._stage is _Stage.FILLING else self._summed
+        stale = (self._turn - 1) & MASK
+        for index, count in enumerate(counts):
+            if count.cell.value == stale:
+                return index, count, stale
+        return None
+
+    def _add_up(self) -> None:
+        rank = self.staging.rank
+        total, parts = self.sums[rank], [flat[rank] for flat in self._flats]
+        # What a core's cache holds at a time; a GPU is given all at once.
+        for block in blocks(total) if total.device.type == "cpu" else [slice(None)]:
+            added([part[block] for part in parts], total[block])
+        if self._holds:  # nobody else reads it there
+            parts[rank].copy_(total)
+
+
+def allocate(
+    staging: Staging, segments: Sequence[int], dtype: torch.dtype, what: object
+) -> tuple[Tensor, SharedBuffer] | None:
+    """Makes this rank's buffer, of zeros; all ranks of the group call it, with the same sizes.
+
+    Args:
+        staging: the shared memory in which the ranks of the host meet.
+        segments: the elements that each of them adds up; the buffer holds all.
+        dtype: the type of the elements.
+        what: the buffer, in words for errors.
+
+    Returns:
+        The tensor [sum(segments)], and the buffer behind it, which lives as long as the tensor's
+        memory; None, on all ranks, if one of them has no memory to share.
+
+    Raises:
+        CommError: not all ranks came.
+    """
+    if staging.memory is not None:
+        return _on_device(staging, staging.memory, segments, dtype, what)
+    offer, numel = None, sum(segments)
+    with suppress(OSError):
+        own = segments[staging.rank] * dtype.itemsize
+        offer = create(PAGE + _sums_at(numel, dtype) + own, reserved=True)
+    try:
+        mine = astuple(offer) if offer is not None else (0, 0, 0, 0, 0)
+        offers = [Offer(*words) for words in staging.exchange(mine, what)]
+        maps: list[MappedMemory] = []
+        if all(offer.size for offer in offers):
+            with suppress(OSError):
+                maps = [attach(offer) for offer in offers]
+        if not all(opened for (opened,) in staging.exchange((len(maps),), what)):
+            return None
+        assert offer is not None
+        # A second mapping of its own: the tensor keeps the buffer alive, and not the reverse.
+        memory = mapped(offer.fd, offer.size)
+    finally:
+        if offer is not None:
+            os.close(offer.fd)
+    data = [torch.frombuffer(one, dtype=torch.uint8, offset=PAGE) for one in maps]
+    buffer = SharedBuffer(staging, maps, data, segments, dtype)
+    memory.buffer = buffer  # type: ignore[attr-defined]  # lives as long as what the tensor views
+    return torch.frombuffer(memory, dtype=dtype, count=numel, offset=PAGE), buffer
+
+
+def _on_device(
+    staging: Staging,
+    memory: DeviceMemory,
+    segments: Sequence[int],
+    dtype: torch.dtype,
+    what: object,
+) -> tuple[Tensor, SharedBuffer] | None:
+    """The same in memory of the device on which all ranks compute; counts are on the host."""
+    numel, rank, offer = sum(segments), staging.rank, None
+    own = memory.make(_sums_at(numel, dtype) + segments[rank] * dtype.itemsize)
+    with suppress(OSError):
+        offer = create(PAGE, reserved=True)
+    try:
+        words = _words(memory.offer(own))
+        mine = astuple(offer) if offer is not None else (0, 0, 0, 0, 0)
+        said = staging.exchange((*mine, *words), what)
+        offers = [Offer(*one[: len(mine)]) for one in said]
+        maps: list[MappedMemory] = []
+        data: list[Tensor] = []
+        if all(one.size for one in offers):
+            with suppress(OSError, RuntimeError):
+                for index, one in enumerate(said):
+                    there = index != rank
+                    text = _text(one[len(mine) :])
+                    data.append(memory.attach(text) if there else memory.alias(own))
+                maps = [attach(one) for one in offers]
+        if not all(opened for (opened,) in staging.exchange((len(maps),), what)):
+            return None
+    finally:
+        if offer is not None:
+            os.close(offer.fd)
+    buffer = SharedBuffer(staging, maps, data, segments, dtype)
+    storage = own.untyped_storage()
+    storage.buffer = buffer  # type: ignore[attr-defined]  # lives as long as this memory
+    return own[: numel * dtype.itemsize].view(dtype), buffer
+
+
+def _words(text: str) -> tuple[int, ...]:
+    """A text as whole numbers, as many for each text."""
+    packed = text.encode().ljust(_OFFER_BYTES)
+    return struct.unpack(f"{_OFFER_BYTES // 8}q", packed)
+
+
+def _text(words: Sequence[int]) -> str:
+    return struct.pack(f"{len(words)}q", *words).decode().rstrip()
+
+
+def _sums_at(numel: int, dtype: torch.dtype) -> int:
+    """Returns at which byte behind a rank's counts its sums begin."""
+    return -(-numel * dtype.itemsize // 64) * 64

@@ -1,0 +1,1 @@
+"""What travels between ranks, what counts it, and what waits for it."""
