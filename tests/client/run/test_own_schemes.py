@@ -1,13 +1,16 @@
 """A person's own scheme on the ranks of a cluster: exact, or found not to be."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import workbench as wb
 from tests.plan.placement.own import ByGroups, ConvOut, Inside, OtherSlice, Twice, Unsummed
-from workbench.client.checks.schemes import cluster_checks_of
-from workbench.layers.scheme_checks import small_models
+from workbench.client.checks.schemes import checks_of, cluster_checks_of, small_models
+from workbench.plan.placement.placement import Partial, Replicate, Shard
+from workbench.plan.placement.schemes import Duplicated, ShardIn, ShardOut
 from workbench.plan.plan import Plan
 from workbench.store.errors import RunError
 
@@ -59,14 +62,6 @@ def test_right_ones_are_exact_with_any_shares(cluster):
     assert cluster.verify(unequal, repeat=False).exact
     idle = own().with_layer("conv", shares=(1, 0)).with_layer("norm", shares=(0, 1))
     assert cluster.verify(idle, repeat=False).exact
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layer", "scheme"), [("conv", Unsummed), ("fc", OtherSlice), ("fc", Twice)]
-)
-def test_wrong_ones_are_found(cluster, layer, scheme):
-    assert not cluster.verify(own(**{layer: scheme()}), repeat=False).exact
 
 
 @pytest.mark.slow
@@ -135,7 +130,7 @@ def test_memory_and_flops_follow_from_what_it_states():
     assert works[0] == works[1]
 
 
-class Elsewhere(ConvOut):
+class OnRanks(ConvOut):
     """Wrong: on ranks it states something else than where it is predicted."""
 
     def takes(self, layer):
@@ -148,13 +143,150 @@ class Elsewhere(ConvOut):
         return "WORKBENCH_ENGINE" in os.environ
 
 
+class Columns(ShardIn):
+    """As the built-in one, as a person's own."""
+
+
+class Rows(ShardOut):
+    """As the built-in one, as a person's own."""
+
+
+class All(Duplicated):
+    """As the built-in one, as a person's own."""
+
+    def takes(self, layer):
+        return layer.kind == "linear"
+
+
+class Reversed(Rows):
+    """Wrong: the last rank's part is the first rank's."""
+
+    def holds(self, layer, weight, division, read):
+        return (
+            Shard(0, division.sizes[::-1])
+            if division.given
+            else super().holds(layer, weight, division, read)
+        )
+
+
+class Overlapping(Rows):
+    def takes(self, layer):
+        raise IndexError("nothing there")
+
+
+class BiasOfAll(Columns):
+    """Wrong: the bias is in another rank's summand than the first, and so in none."""
+
+    def local(self, module, layer, division, member):
+        if getattr(module, "bias", None) is not None:
+            module.register_parameter("unused_bias", module.bias)
+            module.bias = None
+        return module
+
+
+class Capricious(Rows):
+    """Wrong: what it states depends on how often it was asked."""
+
+    asked = 0
+
+    def layouts(self, layer, division, coming):
+        Capricious.asked += 1
+        read, given = super().layouts(layer, division, coming)
+        if Capricious.asked % 5 == 0:
+            return read, Shard(given.dim, given.sizes[::-1])
+        return read, given
+
+
+class Lazy(Rows):
+    def flops(self, layer, division, member, read, given):
+        return 0.1
+
+
+class Differs(All):
+    """Wrong: ranks that hold the same weights get different gradients."""
+
+    def local(self, module, layer, division, member):
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                for name, parameter in module.named_parameters():
+                    self.register_parameter(name, parameter)
+
+            def forward(self, x):
+                y = nn.functional.linear(x, self.weight, getattr(self, "bias", None))
+                return torch.where(torch.tensor(member > 0), y + (y - y.detach()), y)
+
+        return Scaled()
+
+
+class ColumnsOfRows(Columns):
+    """Wrong for matrices that lie the other way."""
+
+    def holds(self, layer, weight, division, read):
+        return super().holds(replace(layer, transposed=False), weight, division, read)
+
+
+class Nowhere(Rows):
+    def takes(self, layer):
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "model", "shares"),
+    [
+        (Unsummed(), 0, None),
+        (OtherSlice(), 0, None),
+        (Twice(), 0, None),
+        (Reversed(), 0, (3, 1)),
+        (BiasOfAll(), 0, None),
+        (Differs(), 0, None),
+        (ColumnsOfRows(), 2, None),  # the one whose matrix lies the other way
+    ],
+    ids=lambda given: getattr(given, "name", ""),
+)
+def test_wrong_ones_are_found(cluster, scheme, model, shares):
+    small = small_models(scheme, 2)[model]
+    plan = small.plan(scheme, 2, shares)
+    try:
+        found = cluster.verify(plan, module=small.module, repeat=False, steps=2)
+    except RunError:
+        return  # refused on ranks
+    assert not found.exact
+
+
+@pytest.mark.parametrize(
+    ("scheme", "failing", "text"),
+    [
+        (Overlapping(), 0, "IndexError: nothing there"),
+        (Nowhere(), 0, "it took none of the layers that are tried: Linear, Transposed"),
+        (Capricious(), 1, "asked again"),
+        (Lazy(), 2, "are less than the whole"),
+    ],
+)
+def test_what_is_stated_wrong_is_found_without_engines(scheme, failing, text):
+    stated = next(checks_of(scheme, range(2)))
+    assert [number for number, check in enumerate(stated) if not check.ok] == [failing]
+    assert text in stated[failing].said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "expected"),
-    [(ConvOut(), [True, True]), (Unsummed(), [False, True]), (Elsewhere(), [True, False])],
+    [(ConvOut(), [True, True, True]), (OnRanks(), [True, True, False])],
 )
 def test_the_checks_of_a_cluster(cluster, scheme, expected):
-    models = small_models(scheme)
-    found = cluster_checks_of(scheme, cluster, models[:1])
+    found = cluster_checks_of(scheme, cluster, small_models(scheme, 2)[:1])
     assert [check.ok for check in found] == expected, found
-    assert expected[1] or "were predicted" in found[1].said
+    assert expected[2] or "were predicted" in found[2].said
+
+
+@pytest.mark.slow
+def test_an_output_of_another_shape_is_refused_by_name(cluster):
+    class Careless(ConvOut):
+        def layouts(self, layer, division, coming):
+            return Replicate(), Partial()
+
+    (found,) = [one for one in wb.check_extension(Careless(), cluster).checks if not one.ok][:1]
+    assert "layer '1', scheme 'Careless': `local`, on rank " in found.said
+    assert "gives (4, 6) for a sample, and its layout of the output says (8, 6)" in found.said

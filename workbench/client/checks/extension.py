@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any
 from workbench.client.checks import schemes, strategies, sums
 from workbench.client.cluster import Cluster
 from workbench.comm.algorithms.algorithm import Algorithm
-from workbench.comm.algorithms.checks import checks_of as algorithm_checks_of
-from workbench.comm.codecs.checks import checks_of as codec_checks_of
+from workbench.comm.checks import algorithm_checks, codec_checks
 from workbench.comm.codecs.coders import Coder
-from workbench.layers.scheme_checks import checks_of as scheme_checks_of
-from workbench.layers.scheme_checks import small_models
 from workbench.model.tracing.trace import trace
 from workbench.plan.display.html import frame_of, save, table
 from workbench.plan.display.markup import Markup, element
@@ -135,17 +132,16 @@ def _checks(extension: Extension, cluster: Cluster) -> Iterator[list[Check]]:
     match extension:
         case Algorithm():
             own = Own.of(extension)
-            yield algorithm_checks_of(extension)
+            yield algorithm_checks(extension)
             yield sums.checks_on(cluster, algorithm=own)
             if extension.takes_codec:
                 yield sums.checks_on(cluster, algorithm=own, codec=Codec(name="int8"))
         case Coder():
             coding = OwnCodec(own=Own.of(extension), error_feedback=False)
-            yield codec_checks_of(extension)
+            yield codec_checks(extension)
             yield sums.checks_on(cluster, codec=coding)
         case Scheme():
-            yield scheme_checks_of(extension)
-            yield schemes.cluster_checks_of(extension, cluster, small_models(extension))
+            yield from schemes.checks_of(extension, cluster)
         case Strategy():
             yield strategies.checks_of(extension, cluster)
 

@@ -2,7 +2,9 @@
 
 import copy
 import math
-from typing import cast
+from collections import OrderedDict
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,11 +62,13 @@ def local_module(
         local = local.usual()
     _set_sizes(local, layer, flow, rank)
     if choice is not None and choice.group_size > 1:
-        local = _by_scheme(local, layer, rank, choice)
+        local = _by_scheme(local, layer, flow, rank, choice)
     return _faster(local, layer)
 
 
-def _by_scheme(local: nn.Module, layer: Layer, rank: int, choice: LayerPlan) -> nn.Module:
+def _by_scheme(
+    local: nn.Module, layer: Layer, flow: Flow, rank: int, choice: LayerPlan
+) -> nn.Module:
     """Returns what the layer's scheme computes on this rank, with all the layer's weights in it."""
     member, division = rank % choice.group_size, choice.division(layer)
     expected = _tensors(local)
@@ -80,7 +84,22 @@ def _by_scheme(local: nn.Module, layer: Layer, rank: int, choice: LayerPlan) -> 
             f"it was given, under their names ({', '.join(expected) or 'none'}); this one has "
             f"{', '.join(_tensors(found)) or 'none'}"
         )
+    if choice.is_own:
+        given = held(layer.output_shape, flow.outputs[layer.name], rank)
+        found._forward_hooks = OrderedDict(found._forward_hooks)  # the traced model keeps its own
+        found.register_forward_hook(partial(_check_output, place, member, given))
     return found
+
+
+def _check_output(
+    place: str, member: int, given: tuple[int, ...], _module: nn.Module, _read: Any, y: Tensor
+) -> None:
+    """Refuses an output that is not what the scheme's own layout says."""
+    if tuple(y.shape[1:]) != given:
+        raise PlanError(
+            f"{place}, on rank {member} of its group, gives {tuple(y.shape[1:])} for a sample, and "
+            f"its layout of the output says {given}"
+        )
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
