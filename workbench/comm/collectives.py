@@ -230,10 +230,6 @@ def _swap(
 
     Args:
         flat: what this rank sends [sum(sent)].
-        sent: the number of elements that go to each rank.
-        received: the number of elements that come from each rank.
-        call: the call that this is part of.
-        adds: whether what comes is then added up, for the record.
     """
     link = call.group.link
     if link is None:

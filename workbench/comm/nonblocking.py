@@ -41,12 +41,6 @@ def start_reduce(flat: Tensor, root: int, group: Group, *, layer: str = "") -> P
 
     All ranks leave theirs alone until they have waited, and start what they start in one order.
 
-    Args:
-        flat: the summand, contiguous and one-dimensional.
-        root: the index in the group of the rank that sums.
-        group: the ranks whose tensors are summed.
-        layer: the layer under which this is recorded.
-
     Raises:
         ValueError: `root` is no index of the group.
     """
@@ -60,9 +54,6 @@ def start_broadcast(flat: Tensor, root: int, group: Group, *, layer: str = "") -
 
     Args:
         flat: what is sent, and where it goes on the others; contiguous and one-dimensional.
-        root: the index in the group of the rank that sends.
-        group: the ranks that receive, and the one that sends.
-        layer: the layer under which this is recorded.
 
     Raises:
         ValueError: `root` is no index of the group.
@@ -112,11 +103,7 @@ class PendingGather:
     """An all-gather of rows under way.
 
     Args:
-        call: the call that is under way.
         flat: the memory [elements] that it fills.
-        shape: the shape of the result.
-        rows: the rows of each rank of the group.
-        works: the messages under way.
     """
 
     def __init__(
@@ -152,9 +139,6 @@ def start_all_gather(x: Tensor, rows: Shard, group: Group, *, layer: str = "") -
 
     Args:
         x: this rank's rows [own rows, ...].
-        rows: the rows of each rank of the group.
-        group: the ranks that gather.
-        layer: the layer under which this is recorded.
     """
     shape = resized(x.shape, 0, rows.extent)
     owned = lengths(shape, 0, rows.sizes)
@@ -179,7 +163,6 @@ def take_gathered(x: Tensor, pending: PendingGather, gradient: GradientPlacement
 
     Args:
         x: this rank's rows [own rows, ...], as they were when the gather was started.
-        pending: the gather under way.
         gradient: whether the gradient of the result is complete on every rank, or "partial": each
             rank has a summand of it.
 

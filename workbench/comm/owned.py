@@ -35,12 +35,9 @@ class Owned:
 
     Args:
         sizes: the elements of each rank's segment, zero included; they lie one after another.
-        group: the ranks that sum.
-        like: a tensor with the buffer's dtype and device.
 
     Attributes:
         flat: the buffer [sum(sizes)].
-        is_summed: whether this rank's segment is summed, and neither handed out nor given up yet.
 
     Raises:
         ValueError: there is not one size for each rank, or a negative one.
@@ -77,9 +74,6 @@ class Owned:
     def start_sum(self, *, layer: str = "") -> Pending:
         """Starts to sum this rank's segment over all ranks; recorded as a reduce-scatter.
 
-        Args:
-            layer: the layer under which this is recorded.
-
         Raises:
             RuntimeError: the last sum has not been handed out, nor given up.
         """
@@ -96,9 +90,6 @@ class Owned:
     @torch.no_grad()
     def start_hand_out(self, *, layer: str = "") -> Pending:
         """Starts to hand out what is in `outgoing`; recorded as an all-gather.
-
-        Args:
-            layer: the layer under which this is recorded.
 
         Raises:
             RuntimeError: nothing was summed before.

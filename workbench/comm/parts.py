@@ -79,11 +79,7 @@ def exchange_parts(
 
     Args:
         parts: the parts, the same on all ranks but for their tensors, in one order.
-        dtype: the type of all of them.
-        group: the ranks that exchange.
         kept: the elements that this rank copies beside it; no other rank knows of them.
-        layer: the layer under which this is recorded.
-        phase: the phase of the step under which this is recorded.
 
     Raises:
         ValueError: a part has more than MOST_BYTES.

@@ -129,9 +129,6 @@ class ProgressThread:
         """Advances those that need it, until they are done, fail, or nobody holds them any more.
 
         What fails is raised to whoever waits for it.
-
-        Args:
-            pendings: the collectives under way.
         """
         new = [weakref.ref(pending) for pending in pendings if not pending.by_itself]
         with self._lock:

@@ -62,11 +62,8 @@ def cut(
     """Rewrites the traced model for one rank, reading only this rank's slices.
 
     Args:
-        plan: the placements of all layers.
         context: the batch context of this rank; its `rank` is the rank to cut for.
-        groups: the groups of `group_specs(plan)` that this rank is in.
         reader: the weights, whole or in pieces of any other plan.
-        device: the device on which the model is built.
         dtype: the type of floating-point weights; None: that in which they were saved.
         traced: the graph's `skeleton`, to be rewritten; None: the model is built and traced anew.
 

@@ -57,12 +57,8 @@ class CutModel(nn.Module):
     the model trains stay there.
 
     Attributes:
-        traced: the rewritten model, which owns every layer.
         compute: the same with the plan's segments recomputed, which a forward pass calls.
-        plan: the plan by which the model is cut.
         context: the rows of the batch, known to all layers; to be set before each forward pass.
-        groups: this rank's groups by (purpose, ranks).
-        placements: the placement of each entry of the state_dict.
     """
 
     def __init__(

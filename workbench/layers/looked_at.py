@@ -24,7 +24,6 @@ class LookedAt:
     """Looks at the calls of one operation.
 
     Args:
-        layer: the operation.
         rows: its (args, kwargs), with the rows of each sample in the place of each value; 0: none.
 
     Raises:
@@ -37,13 +36,7 @@ class LookedAt:
 
     @torch.no_grad()
     def __call__(self, call: Callable[..., Any], arguments: Any, result: Any) -> None:
-        """Tries the operation again, if this call of it is one that is looked at.
-
-        Args:
-            call: the operation.
-            arguments: the (args, kwargs) that it was called with.
-            result: what it gave.
-        """
+        """Tries the operation again, if this call of it is one that is looked at."""
         self._calls += 1
         made = tensors(result) if is_looked_at(self._calls) else []
         if not made or any(one.is_meta or one.dtype in _HALVES for one in made):
@@ -64,12 +57,7 @@ class LookedAt:
 
 
 class LookedAtFunction(nn.Module):
-    """A function whose calls are looked at.
-
-    Args:
-        function: the function.
-        look: what looks at its calls.
-    """
+    """A function whose calls are looked at."""
 
     def __init__(self, function: Callable[..., Any], look: LookedAt) -> None:
         super().__init__()

@@ -53,7 +53,6 @@ class Recomputed(nn.Module):
 
     Args:
         compute: the segment's layers, and the conversions between them.
-        reached: whether a gradient comes back to each of its outputs.
     """
 
     def __init__(self, compute: torch.fx.GraphModule, reached: tuple[bool, ...]) -> None:
@@ -136,15 +135,7 @@ def _fold(
     path: str,
     learning: Mapping[str, bool],
 ) -> None:
-    """Puts one call in the place of all that is computed from `first` to `last`.
-
-    Args:
-        module: the traced model, which is changed.
-        first: the first node of the segment.
-        last: the last node of the segment.
-        path: the path of the segment's module.
-        learning: whether a gradient comes back to a layer, by the name of its node.
-    """
+    """Puts one call in the place of all that is computed from `first` to `last`."""
     run, node = [first], first
     while node is not last:
         node = node.next

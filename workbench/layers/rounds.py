@@ -49,13 +49,7 @@ class TailRound:
 
 
 def rounds_of(every: Sequence[tuple[int, ...]], first_row: int, rank: int) -> Iterator[TailRound]:
-    """The rounds of one batch, in their order; the same number on every rank.
-
-    Args:
-        every: the rows that each rank brings, for each round.
-        first_row: the index of rank 0's first row in the global batch.
-        rank: this rank.
-    """
+    """The rounds of one batch, in their order; the same number on every rank."""
     rows = [sum(brought) for brought in zip(*every, strict=True)]
     begun = [0] * len(rows)
     firsts = list(accumulate(rows[:-1], initial=first_row))
@@ -68,15 +62,8 @@ def rounds_of(every: Sequence[tuple[int, ...]], first_row: int, rank: int) -> It
 class PartedModel:
     """The head and the tail of a cut model, which own nothing: their layers are the model's.
 
-    Args:
-        model: the cut model, whose plan has a tail.
-        tail: the tail of its plan.
-
     Attributes:
-        per_sample: the rows of the boundary for each row of the batch.
-        learns: whether a gradient comes back to the boundary.
         compute_head: the head: all inputs [rows, ...] to the boundary.
-        compute_tail: the tail: a round's rows of the boundary to the model's outputs.
     """
 
     def __init__(self, model: CutModel, tail: Tail) -> None:
@@ -97,7 +84,6 @@ class PartedModel:
 
         Args:
             part: this rank's rows of the boundary in that round [rows, ...].
-            brought: the round.
         """
         for gather in self._gathers:
             gather.start(part, brought.rows)
@@ -107,8 +93,6 @@ class PartedModel:
 
         Args:
             x: the boundary [own rows, ...].
-            brought: the round.
-            context: the rank whose rows are taken.
         """
         c = self.per_sample
         rows = x.detach().narrow(0, brought.begin * c, brought.rows[context.rank] * c)
@@ -120,9 +104,6 @@ def joined(parts: list[Tensor], rounds: list[TailRound], group: range, per_sampl
 
     Args:
         parts: the group's rows of each round [rows, ...], members in order.
-        rounds: the rounds.
-        group: the ranks whose rows these are.
-        per_sample: the rows of the tensor for each row of the batch.
     """
     if len(group) == 1:
         return torch.cat(parts)

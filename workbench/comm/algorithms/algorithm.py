@@ -128,11 +128,7 @@ class Algorithm(Extension, ABC):
 
 
 class _Sized(Coder):
-    """Stands for a codec of which only the bytes are wanted; it counts what goes through it.
-
-    Attributes:
-        counts: values that were encoded, values that were decoded, and how often.
-    """
+    """Stands for a codec of which only the bytes are wanted; it counts what goes through it."""
 
     def __init__(self, encoded_bytes: Callable[[int], int]) -> None:
         self._bytes, self.counts = encoded_bytes, [0, 0, 0]

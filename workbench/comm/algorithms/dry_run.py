@@ -29,9 +29,7 @@ def drive(
     """Runs every rank to its end.
 
     Args:
-        rounds: the exchanges of each rank.
         flats: what each rank sums, whose memory is not counted.
-        what: the algorithm and its task, for errors.
         coded: for each rank, the values that it encodes and decodes, and how often; read at the
             end.
 

@@ -20,8 +20,6 @@ class BackendAllReduce:
     Args:
         flat: the summand [elements], contiguous, on the communicator's device, of a type to sum
             in.
-        link: the group's connection.
-        call: the call that this is part of.
     """
 
     def __init__(self, flat: Tensor, link: GroupLink, call: GroupCall) -> None:
@@ -61,8 +59,6 @@ class RoundExecutor:
     call: ranks need not advance them in one order.
 
     Args:
-        rounds: the exchanges of this rank, as an algorithm yields them.
-        call: the call that they are part of.
         index: the number that tells this executor from others of the same call; the same on all
             ranks, and below MOST_AT_ONCE.
     """
@@ -117,10 +113,7 @@ def begin(
     """Starts to sum `flat` in place over all ranks of a group.
 
     Args:
-        name: the name of an algorithm that knows no hosts, or one of a person's own, or "backend".
         flat: the summand [elements], contiguous, on the communicator's device.
-        link: the group's connection.
-        call: the call that this is part of.
         coding: what encodes values while they travel; None: they stay as they are.
     """
     if name == "backend":
@@ -135,8 +128,6 @@ def start_exchange(exchange: MessageRound, call: GroupCall, index: int) -> Async
     """Starts one round of an algorithm; returns None if this rank has nothing to do in it.
 
     Args:
-        exchange: the messages, of contiguous tensors on the communicator's device.
-        call: the call that this is part of.
         index: the number that tells apart what goes on side by side in one call; below
             MOST_AT_ONCE.
     """

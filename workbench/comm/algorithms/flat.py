@@ -106,8 +106,6 @@ def to_owners(flat: Tensor, sizes: Sequence[int], members: Sequence[int], me: in
     Args:
         flat: the summand [sum(sizes)] of this rank.
         sizes: the elements of each rank's segment, zero included; they lie one after another.
-        members: the ranks that sum.
-        me: the index of this rank in `members`.
     """
     segments, others = cut(flat, sizes), _next_first(len(members), me)
     if not others:

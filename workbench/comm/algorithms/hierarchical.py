@@ -41,9 +41,7 @@ def across(
     Args:
         part: this rank's segment [elements] of its host's sum; where it lies in that is what
             `even` says for the host's ranks.
-        length: the elements of the host's sum.
         hosts: the ranks of each host; two hosts or more.
-        rank: this rank's index in the group.
         coding: what encodes `part` while it travels; None: it stays as it is.
     """
     here = next(index for index, members in enumerate(hosts) if rank in members)
@@ -115,8 +113,6 @@ def sum_over_hosts(
 
     Args:
         flat: the summand [elements], contiguous.
-        link: the group's connection.
-        call: the call that this is part of.
         portion_bytes: the approximate size of a portion, the same on all ranks. Ranks that sum a
             shared buffer sum one portion, so with them it is the size of `flat`.
         coding: what encodes what goes from host to host; None: it stays as it is.

@@ -89,10 +89,6 @@ class BlockCoder(Coder):
     """A built-in codec, whose values are coded in blocks with scratch memory between.
 
     Everything is computed in fp32; of fp64, what fp32 holds is encoded. One thread at a time.
-
-    Args:
-        codec: the codec and its options.
-        device: the device of all tensors.
     """
 
     def __init__(self, codec: Codec, device: torch.device) -> None:
@@ -119,13 +115,7 @@ class BlockCoder(Coder):
 
 
 class Cast(BlockCoder):
-    """A shorter floating-point type: rounds to its nearest value, to the even one of two.
-
-    Args:
-        codec: the codec and its options.
-        device: the device of all tensors.
-        dtype: the type that travels.
-    """
+    """A shorter floating-point type: rounds to its nearest value, to the even one of two."""
 
     def __init__(self, codec: Codec, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(codec, device)

@@ -114,8 +114,6 @@ def checked(
 
     Args:
         codec: the codec, its name, or None.
-        x: the tensor that is to travel.
-        group: the group in which it is to travel.
         residual: what earlier encodings left out [x.numel()]; None: nothing is kept.
 
     Raises:

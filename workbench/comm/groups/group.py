@@ -35,14 +35,10 @@ class GroupLink:
     """What a group of two or more ranks communicates through.
 
     Attributes:
-        process_group: torch's communicator.
-        device: the device on which tensors lie to travel: the GPU under nccl, the host under gloo.
         watch: what waits for works, and names who does not come.
-        waiters: the threads that wait for messages.
         hosts: the group's ranks, as indices, by the memory that they share; a rank that shares
             none is a host of its own.
         local: the memory that this rank shares with the others of its host, if there are any.
-        buffers: the buffers that `Group.buffer` made, by the address of their memory.
     """
 
     process_group: dist.ProcessGroup
@@ -77,8 +73,6 @@ class GroupLink:
         """Starts one message or more; returns one work that is done when all of them are.
 
         Args:
-            sends: the flat tensors that are sent, and to whom.
-            receives: the flat tensors that are filled, and from whom.
             tag: the number by which the receiver tells these messages from others.
         """
         group = self.process_group
@@ -259,12 +253,7 @@ class GroupCall:
     """One collective of a group: its name in the record and in errors.
 
     Args:
-        group: the ranks that take part.
         number: its place in the group's order of collectives, from 1 on.
-        key: its row of the record.
-
-    Attributes:
-        mark: a function that hears of the phases, if they are traced.
     """
 
     def __init__(self, group: Group, number: int, key: RecordKey) -> None:
@@ -312,13 +301,7 @@ class GroupCall:
             listener.left(self, doing)
 
     def count(self, sizes: Sequence[int], itemsize: int, *, adds: bool = False) -> None:
-        """Records one exchange in which this rank receives from all others.
-
-        Args:
-            sizes: the number of elements that each rank of the group sends here.
-            itemsize: the size of an element, in bytes.
-            adds: whether this rank adds up what comes.
-        """
+        """Records one exchange in which this rank receives from all others."""
         others = [(r, n) for r, n in enumerate(sizes) if r != self.group.rank]
         self.count_round([(r, n * itemsize) for r, n in others], sum(n for _, n in others) * adds)
 
@@ -326,8 +309,6 @@ class GroupCall:
         """Records a reduce-scatter and an all-gather of near-equal segments.
 
         Args:
-            length: the elements of all segments together.
-            itemsize: the size of an element, in bytes.
             members: the ranks that take part, as indices in the group, in the order of their
                 segments.
         """
@@ -338,12 +319,7 @@ class GroupCall:
         self.count_round([(r, sizes[r] * itemsize) for r in others])
 
     def count_round(self, pieces: Sequence[tuple[int, int]], additions: int = 0) -> None:
-        """Records one exchange in which this rank receives pieces from others.
-
-        Args:
-            pieces: (index of the sender in the group, bytes) of each piece.
-            additions: the number of elements of what comes that are then added up.
-        """
+        """Records one exchange in which this rank receives pieces from others."""
         recorder, ranks = self.group.recorder, self.group.ranks
         received = [(ranks[sender], size) for sender, size in pieces if size > 0]
         whole = sum(size for _, size in received)

@@ -21,8 +21,6 @@ class _Note:
 
     Attributes:
         host: the host's name, from `this_host`; "" if the rank shares nothing.
-        pid: the id of its process.
-        cores: the logical cores on which it may run.
         offers: the segment that it offers to each group; None where it is no member, or had no
             memory.
         slots: the same for memory of its device, as that offers it; "" where slots lie in the
@@ -49,7 +47,6 @@ class SharingGroup:
     Attributes:
         hosts: the group's ranks, as indices, by the memory that they share; a rank that shares
             none is a host of its own.
-        staging: the memory of this rank's host, unless the rank is alone there.
     """
 
     hosts: HostGroups
@@ -61,8 +58,6 @@ class HostMemory:
 
     Args:
         watch: what meets the other ranks, and waits for them.
-        wanted: whether to share memory at all.
-        name: the name that tells apart hosts that are emulated on one.
         memory: the memory of this rank's device, where that is what it shares; ranks on another
             device are then on another host. None: it shares that of the host.
     """
@@ -82,10 +77,6 @@ class HostMemory:
 
     def share(self, occasion: str, groups: Sequence[tuple[int, ...]]) -> dict[int, SharingGroup]:
         """Connects the ranks of each group that are on one host; all ranks call it.
-
-        Args:
-            occasion: what the ranks meet for, new for each call.
-            groups: the global ranks of each group, whether this rank is a member or not.
 
         Returns:
             Which ranks share memory in this rank's groups of two or more, by the group's index.
@@ -216,8 +207,6 @@ def _by_host(ranks: tuple[int, ...], names: Sequence[str], able: set[int]) -> Ho
     """Returns the group's ranks, as indices, by host, in the order of each host's first.
 
     Args:
-        ranks: the global ranks of the group.
-        names: the host's name of each global rank.
         able: the global ranks that could open all segments; those of a host stay together only if
             all of them could.
     """

@@ -50,9 +50,6 @@ class SealedStore(Store):
     Args:
         store: where the notes lie.
         secret: the text that the ranks of this world know, and nobody else.
-
-    Attributes:
-        inner: the store that it was given.
     """
 
     def __init__(self, store: Store, secret: str) -> None:
@@ -370,9 +367,6 @@ def backend_of(devices: Sequence[str]) -> Literal["gloo", "nccl"]:
 
     That is nccl where every rank has a GPU to itself; nccl refuses two ranks on one GPU, and knows
     no other devices. Elsewhere all tensors go through the host, those of GPUs as well.
-
-    Args:
-        devices: the device of each rank: "cpu", or the GPU that it computes on.
     """
     return "gloo" if "cpu" in devices or len(set(devices)) < len(devices) else "nccl"
 

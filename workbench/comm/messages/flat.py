@@ -122,7 +122,6 @@ def added(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     """Sums two or more parts of one shape, in their order; half types in fp32.
 
     Args:
-        parts: the summands.
         out: the tensor that becomes the sum, none of the parts; None: a new one.
     """
     first, second, *others = parts

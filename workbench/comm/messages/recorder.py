@@ -107,12 +107,7 @@ class BytesBySender:
         self._sums: Counter[tuple[str, StepPhase, int]] = Counter()
 
     def add(self, key: RecordKey, received: Iterable[tuple[int, int]]) -> None:
-        """Adds what came of a collective.
-
-        Args:
-            key: the collective's row of the record.
-            received: (global rank of the sender, bytes) of each piece that came.
-        """
+        """Adds what came of a collective."""
         with self._lock:
             for sender, size in received:
                 self._sums[key.op, key.phase, sender] += size
@@ -216,12 +211,7 @@ class PhaseLog:
         self._phases: list[Phase] = []
 
     def mark(self, phase: PhaseName, nbytes: int = 0) -> None:
-        """Begins a phase; one that goes on is still one, unless it is a further "send".
-
-        Args:
-            phase: the phase that begins.
-            nbytes: the bytes that it sends, or is to receive.
-        """
+        """Begins a phase; one that goes on is still one, unless it is a further "send"."""
         if phase == self._name != "send":
             self._nbytes += nbytes
             return

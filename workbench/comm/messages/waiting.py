@@ -23,8 +23,6 @@ class Excuse:
     """One rank's: while it is excused for longer, a thread says so, again and again.
 
     Args:
-        store: the store that the ranks of the world share.
-        rank: the global rank.
         renew: is called besides, for whoever else waits for this rank.
     """
 
@@ -65,8 +63,6 @@ def is_renewed(store: Store, ranks: Sequence[int], done: Callable[[], bool]) -> 
     """Whether one of some ranks says, now, that it is excused; waits some seconds for that.
 
     Args:
-        store: the store that the ranks of the world share.
-        ranks: the global ranks.
         done: a function that returns whether they need not be waited for any more.
     """
 
@@ -113,9 +109,6 @@ class PeerWatch:
     """Waits on behalf of one rank, and posts in a store, which all can read, when it is long.
 
     Args:
-        store: the store that the ranks of the world share.
-        rank: the global rank.
-        size: the number of ranks of the world.
         timeout_s: the seconds to wait for the other ranks at any one place.
     """
 
@@ -173,8 +166,6 @@ class PeerWatch:
         """Returns when all `works` are done.
 
         Args:
-            works: the parts of one collective.
-            ranks: the global ranks that take part.
             collective: what is waited for, in the same words on every rank.
 
         Raises:
@@ -206,7 +197,6 @@ class PeerWatch:
             done: a function that returns whether the wait is over; it may raise what went wrong.
             pause: a function that waits for that, about a tick long; when it returns, Python
                 handles signals.
-            ranks: the global ranks that take part.
             collective: what is waited for, in the same words on every rank.
 
         Raises:
@@ -278,7 +268,6 @@ class PeerWatch:
         """Raises if a rank has given up, for whoever waits for it waits in vain.
 
         Args:
-            place: what this rank waits for.
             unless: a function that returns whether the wait is over: then the other rank came
                 before it gave up.
         """
@@ -319,9 +308,6 @@ class MessageWork:
 
     Torch's own for gloo know that they are done only once somebody has waited for them, without
     a limit: one that runs out breaks the connections. So a thread waits.
-
-    Args:
-        works: the messages.
     """
 
     def __init__(self, works: Sequence[dist.Work]) -> None:

@@ -235,7 +235,6 @@ def _swap(flat: Tensor, lengths: Sequence[Sequence[int]], staging: Staging, what
         flat: what this rank sends [sum(lengths[rank])], in rank order.
         lengths: the number of elements that go from rank a to rank b, as `lengths[a][b]`.
         staging: the shared memory.
-        what: the collective, for errors.
     """
     me, size = staging.rank, staging.size
     result = flat.new_empty((sum(row[me] for row in lengths),))

@@ -41,11 +41,7 @@ class DeviceMemory(Protocol):
 
 
 class GpuMemory:
-    """Memory of one GPU.
-
-    Args:
-        device: the GPU, as torch calls it.
-    """
+    """Memory of one GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -58,19 +58,12 @@ class Staging:
     """One group's shared memory, seen from one of its ranks.
 
     Args:
-        ranks: the global ranks.
-        rank: this rank's index in `ranks`.
-        segments: the mapped segment of each rank, of SEGMENT_BYTES.
-        peers: the processes of the ranks, which may end.
         watch: what waits where it takes long.
-        futex: the kernel's calls by which ranks sleep and are woken.
-        spins: whether waiting may take a core for a moment: there is one for each rank.
         memory: the memory of the device on which slots lie; None: they lie in the segments.
         slots: there, the slots of each rank [SLOTS * SLOT_BYTES].
 
     Attributes:
         memory: the memory of that device, or None.
-        device: the device on which slots lie.
     """
 
     def __init__(
@@ -113,8 +106,6 @@ class Staging:
         """Returns each rank's slot as a tensor, in rank order.
 
         Args:
-            dtype: the type of the tensors.
-            shape: the shape of the tensors, of SLOT_BYTES at most.
             ago: the round whose slot it is, counted backwards: 0 is the coming round, 1 the last
                 one in which the ranks met, 2 the one before.
         """
@@ -134,9 +125,7 @@ class Staging:
         """Returns each rank's slot as a flat tensor, cut into the segments that the ranks sum.
 
         Args:
-            dtype: the type of the tensors.
             length: the elements of a tensor; it is cut into near-equal segments.
-            ago: the round whose slot it is, as for `staged`.
         """
         cuts = self._cuts.get((dtype, length))
         if cuts is None:
@@ -170,7 +159,6 @@ class Staging:
 
         Args:
             what: the collective; its `str` goes into errors.
-            mark: a function that hears that this rank waits.
 
         Raises:
             CommTimeout: not all ranks came; it names those that did not.
@@ -199,10 +187,6 @@ class Staging:
     def exchange(self, words: Sequence[int], what: object) -> list[list[int]]:
         """Returns the numbers that each rank brings, in rank order.
 
-        Args:
-            words: the whole numbers of this rank, as many on every rank.
-            what: what is exchanged, in words for errors.
-
         Raises:
             CommError: other ranks did not come, or came for something else.
         """
@@ -223,10 +207,7 @@ class Staging:
 
         Args:
             count: the number of portions, the same on all ranks; one at least.
-            put: a function that stages the portion of an index in the coming round.
-            take: a function that reads the portion of an index, from the slots of 1 round ago.
             what: the collective; its `str` goes into errors.
-            mark: a function that hears that this rank waits.
 
         Raises:
             CommError: other ranks did not come, or came for something else.
@@ -288,11 +269,7 @@ class Peers:
         self._open: dict[int, int] = {}
 
     def meet(self, pids: Mapping[int, int]) -> None:
-        """Watches further processes; those of ranks that it knows already stay as they are.
-
-        Args:
-            pids: the process id of each global rank that is on this host.
-        """
+        """Watches further processes; those of ranks that it knows already stay as they are."""
         for rank, pid in pids.items():
             if rank in self._pids:
                 continue
@@ -337,14 +314,10 @@ class SharedBuffer:
 
     Args:
         staging: the shared memory in which the ranks of the host meet.
-        maps: the mapped memory of each rank, with its counts.
         data: the memory [bytes] of each rank: its buffer, and behind it its sums.
         segments: the elements of each buffer that each rank adds up, one after another.
-        dtype: the type of the elements.
 
     Attributes:
-        nbytes: the size of this rank's buffer, in bytes.
-        held_bytes: the size of that and of the sums that this rank takes, a k-th more, in bytes.
         sums: the sum of each segment [its elements], in the memory of the rank that adds it up.
     """
 
@@ -387,7 +360,6 @@ class SharedBuffer:
             what: the collective that sums; its `str` goes into errors.
             cross: a function that starts to sum a segment [elements] in place over the hosts of
                 the group; None: there is but one host.
-            mark: a function that hears of the phases.
             holds: whether to end with the sum of this rank's own segment, there in its buffer;
                 `hand_out` or `give_up` is to follow.
 
@@ -495,8 +467,6 @@ def allocate(
     Args:
         staging: the shared memory in which the ranks of the host meet.
         segments: the elements that each of them adds up; the buffer holds all.
-        dtype: the type of the elements.
-        what: the buffer, in words for errors.
 
     Returns:
         The tensor [sum(segments)], and the buffer behind it, which lives as long as the tensor's

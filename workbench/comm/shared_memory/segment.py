@@ -38,11 +38,7 @@ class Offer:
     """Where other processes of the host find a segment.
 
     Attributes:
-        pid: the id of the process that made it.
-        fd: the number of its descriptor there.
-        device: the device of the file, as stat gives it.
         inode: the inode of the file; with `device` it tells this file from any other.
-        size: the size of the segment, in bytes.
     """
 
     pid: int
@@ -56,7 +52,6 @@ def create(size: int, *, reserved: bool) -> Offer:
     """Makes a segment of `size` bytes, all zero; whoever calls closes the `fd`.
 
     Args:
-        size: the size of the segment, in bytes.
         reserved: whether to take all of its memory now; otherwise pages come when they are
             touched, as they do for any tensor.
 
@@ -205,10 +200,8 @@ class SharedCount:
     """A count in shared memory; it goes round at 2**32, so compare it for equality only.
 
     Args:
-        memory: the mapped memory in which it lies.
         offset: its place in that memory [bytes], a multiple of 4; counts that change often lie 64
             bytes apart, so that each has a cache line of its own.
-        futex: the kernel's calls by which ranks sleep and are woken.
 
     Attributes:
         cell: the word itself; `cell.value` is the quick way to read it.

@@ -54,10 +54,7 @@ class LocalSelfAttention(nn.Module):
 
     Args:
         local: the module with this rank's pieces; weights keep their names.
-        layer: the layer of the graph.
         heads: how [rows, heads, ...] lie (`heads_layout`).
-        context: the rows that are held now.
-        dtype: the type of its output, for a rank without heads.
     """
 
     in_proj_weight: Tensor
@@ -100,12 +97,7 @@ class LocalSelfAttention(nn.Module):
 
 
 def called_again(attention: nn.Module, layer: Layer) -> nn.Module:
-    """Returns a module that is called a second time as what it is there: it draws otherwise.
-
-    Args:
-        attention: the module of the first call, with its weights.
-        layer: the layer of the further call.
-    """
+    """Returns a module that is called a second time as what it is there: it draws otherwise."""
     again = copy.copy(attention)
     again._modules = dict(attention._modules)
     for name, part in again._modules.items():
@@ -134,11 +126,8 @@ class LocalWindowAttention(nn.Module):
 
     Args:
         local: the module with this rank's pieces; weights keep their names.
-        layer: the layer of the graph.
         heads: how [rows, heads, ...] lie (`heads_layout`).
-        context: the rows that are held now.
         group: the ranks over which heads are cut; None: every rank has all of them.
-        dtype: the type of its output, for a rank without heads.
 
     Source: Liu et al. 2021 (arXiv:2103.14030), Liu et al. 2022 (arXiv:2111.09883), as in
     torchvision.models.swin_transformer.
@@ -263,9 +252,6 @@ class ShiftedWindows:
     def apart(self, like: Tensor) -> Tensor | None:
         """Returns what keeps apart tokens that the shift has joined [windows, tokens, tokens].
 
-        Args:
-            like: a tensor of the dtype and device of the result.
-
         Returns:
             What is added to the scores; None where nothing was shifted.
         """
@@ -306,12 +292,8 @@ def local_attention(
     """Returns the attention of the heads held here, with random masks that no split can change.
 
     Args:
-        module: torch's or torchvision's module, with this rank's pieces of the weights.
-        layer: the layer of the graph, of kind "attention".
         heads: how [rows, heads, ...] lie (`heads_layout`).
-        context: the rows that are held now.
         group: the ranks over which heads are cut; None: every rank has all of them.
-        dtype: the type of its output, for a rank without heads.
     """
     if is_window_attention(module):
         return LocalWindowAttention(module, layer, heads, context, group, dtype)

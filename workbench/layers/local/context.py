@@ -69,12 +69,7 @@ class BatchContext:
         return sum(self.rows)
 
     def group_rows(self, group_size: int, per_sample: int = 1) -> Shard:
-        """Returns how the rows of this rank's shard group lie over its members.
-
-        Args:
-            group_size: the size of the group.
-            per_sample: the rows of the tensor for each row of the batch.
-        """
+        """Returns how the rows of this rank's shard group lie over its members."""
         known = self._groups.get((group_size, per_sample))
         if known is None:
             first = self.rank - self.rank % group_size
@@ -86,13 +81,7 @@ class BatchContext:
     def indices(
         self, group_size: int, per_sample: int = 1, device: torch.device | None = None
     ) -> Tensor:
-        """Returns where the rows of this rank's group stand in the global batch, int64 [rows].
-
-        Args:
-            group_size: the size of the group.
-            per_sample: the rows of the tensor for each row of the batch.
-            device: the device of the indices.
-        """
+        """Returns where the rows of this rank's group stand in the global batch, int64 [rows]."""
         first = self.rank - self.rank % group_size
         starts = self.starts or tuple(accumulate(self.rows, initial=self.first_row))
         parts = [
@@ -104,12 +93,7 @@ class BatchContext:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def key(self, name: str, index: int = 0) -> int:
-        """Returns 64 bits that depend on the seed, the step and a layer's name, and on no split.
-
-        Args:
-            name: the layer's name.
-            index: the index of the random tensor in the layer's call.
-        """
+        """Returns 64 bits that depend on the seed, the step and a layer's name, and on no split."""
         further = f"#{index}" if index else ""
         content = f"{self.seed}/{self.step}/{name}{further}".encode()
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")

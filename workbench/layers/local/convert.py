@@ -25,10 +25,6 @@ class ConvertLayout(nn.Module):
     """Changes the layout of an activation; its backward is the dual change.
 
     Args:
-        conversion: the layouts before and after, and how the gradient comes back.
-        group: the shard group of `conversion.group_size` ranks that this rank is in.
-        context: the rows that each rank has now.
-        layer: the layer under which traffic is recorded.
         learns: whether a gradient comes back to the activation, by the graph. Then it does on
             every rank, also where nothing of what is trained is at hand, such as a bias that
             another rank adds; else on none. So all ranks take part in the same collectives.
@@ -61,7 +57,6 @@ class ConvertLayout(nn.Module):
 
         Args:
             x: the activation [own rows, ...] that `forward` will get.
-            rows: the rows of that pass's batch on each rank of the world.
         """
         source, target = self.conversion.source, self.conversion.target
         gathers = source == ROWS and target.placement == Replicate()
@@ -126,7 +121,6 @@ def _places(cut: Shard, blocks: int) -> tuple[int, Tensor] | None:
     """(dimension, where each of its elements lies among all ranks' pieces, end to end).
 
     Args:
-        cut: the lengths of the pieces.
         blocks: the equal blocks of the dimension; 1: elements lie in their order, and None is
             returned.
     """

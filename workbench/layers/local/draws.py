@@ -37,8 +37,6 @@ class PlacedDraws(Draws):
 
     Args:
         layers: the layers whose random tensors are drawn, in their order.
-        group_size: the size of the group whose rows are in the batch.
-        context: the rows that are held now.
         held: the part that this rank draws of each random tensor; None: all of its rows.
     """
 
@@ -84,9 +82,6 @@ class Drawn(nn.Module):
 
     Args:
         call: the operation. A module stays where it stands, and is no part of this one.
-        layer: the layer of the graph.
-        group_size: the size of the group whose rows it computes.
-        context: the rows that are held now.
         held: the part that this rank draws of each random tensor; None: all of its rows.
     """
 
@@ -130,15 +125,8 @@ class PlacedDropout(nn.Module):
 
     Args:
         p: the probability that an element is zeroed; the others are scaled by 1 / (1 - p).
-        layout: the layout of its input.
-        shape: the whole shape of one sample.
-        rows: the rows of dimension 0 for each sample.
-        name: the layer's name.
-        context: the rows that are held now.
         mode: what lives or dies as one: an "element", a "row" of dimension 0 (stochastic
             depth), or the "batch".
-        index: the index of the mask among the random tensors that a call of the layer draws.
-        always: whether it drops in evaluation too, as a function does that is told to.
     """
 
     def __init__(

@@ -29,10 +29,7 @@ class LocalEmbedding(nn.Module):
     """`torch.nn.Embedding`, by the tokens or the features that are held here.
 
     Args:
-        local: the module with this rank's piece of the table.
-        layer: the layer of the graph.
         tokens: how the vocabulary is cut over the group; None: every rank has all of it.
-        member: this rank's number in the group.
     """
 
     weight: Tensor
@@ -89,9 +86,6 @@ def local_embedding(
 
     Args:
         local: torch's module, with this rank's piece of the table; or what a scheme made of it.
-        layer: the layer of the graph, of kind "embedding".
-        choice: how the layer is split.
-        rank: the global rank.
     """
     if not isinstance(local, nn.Embedding):
         return local

@@ -34,9 +34,6 @@ class Linear(nn.Linear):
     For a large weight it is worth it: torch would ask the system for new memory in each step, and
     the system would clear it page by page, which takes half as long as the product itself.
 
-    Args:
-        local: the layer whose weights and sizes to take.
-
     Attributes:
         spare: the memory [out_features, in_features] for the gradient of its weight.
     """
@@ -56,9 +53,6 @@ class Linear(nn.Linear):
 
 class Transposed(TransposedLinear):
     """The same of a layer that holds its matrix as [in_features, out_features].
-
-    Args:
-        local: the layer whose weights to take.
 
     Attributes:
         spare: the memory [in_features, out_features] for the gradient of its weight.

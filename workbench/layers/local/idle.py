@@ -30,7 +30,6 @@ def nothing(
 
     Args:
         shape: the shape of the zeros.
-        x: the input to which they are tied, on whose device they are.
         *weights: the weights, and whatever else they are tied to.
         dtype: the type of the zeros; None: that of `x`.
     """
@@ -56,9 +55,7 @@ class Idle(nn.Module):
     Args:
         layer: the layer's local module, which keeps its (empty) weights under their names; or
             None for a function.
-        shape: the local shape of one sample of the output, the owned dimension included.
         dtype: the type of the layer's output; None: that of its input.
-        learns: whether a gradient comes back to the layer's output, and so to what it is tied to.
     """
 
     def __init__(
@@ -97,9 +94,6 @@ class LayerDtypes:
 
     Args:
         traced: the model, whole and without values; it may be rewritten afterwards.
-        inputs: what it reads.
-        device: the device on which the model computes.
-        dtype: the type of real numbers, and of floating-point weights.
     """
 
     def __init__(

@@ -36,11 +36,6 @@ def local_module(
     instead (`Scheme.local`).
 
     Args:
-        module: the module of the traced model, without values.
-        layer: the layer of the graph.
-        flow: the placements of activations and weights.
-        rank: the global rank.
-        pieces: this rank's pieces of the layer's weights, by name in the state_dict.
         choice: how the layer is split; None: it follows its input, or is replicated.
 
     Raises:
@@ -170,13 +165,7 @@ def _add_once(local: nn.Linear | TransposedLinear | _ConvNd, outputs: int) -> No
 
 
 def held(shape: tuple[int, ...], layout: Layout, rank: int) -> tuple[int, ...]:
-    """Returns the shape of what this rank holds of one sample of an activation.
-
-    Args:
-        shape: the shape of one whole sample.
-        layout: how the activation lies.
-        rank: the global rank.
-    """
+    """Returns the shape of what this rank holds of one sample of an activation."""
     if not isinstance(layout.placement, Shard):
         return shape
     local = list(shape)
@@ -210,11 +199,6 @@ def read_pieces(
     """Reads this rank's pieces of a layer's weights, by name in the state_dict; nothing else.
 
     Args:
-        layer: the layer whose weights are read.
-        flow: the placements of activations and weights.
-        rank: the global rank.
-        reader: the initial weights, or a checkpoint.
-        device: the device of the pieces.
         dtype: the type of floating-point weights; None: that in which they were saved.
     """
     pieces = {}

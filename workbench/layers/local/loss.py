@@ -23,7 +23,6 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, options: CrossEntropy = PL
     Args:
         logits: the logits [rows, classes, ...]; half types are computed in fp32.
         labels: the class of each place [rows, ...].
-        options: which labels count, and how much.
     """
     wide = logits.float() if _half(logits) else logits
     return F.cross_entropy(wide, labels, reduction="sum", **torch_options(options, wide))
@@ -81,10 +80,6 @@ def cut_cross_entropy_sum(
     Args:
         logits: this rank's logits of all rows; half types are computed in fp32.
         labels: the class of each row, the same on all ranks.
-        classes: how the classes are cut over the group.
-        group: the ranks that hold classes of these rows.
-        options: which labels count, and how much.
-        layer: the layer under which traffic is recorded.
 
     Raises:
         CommError: other ranks did not come, or came for something else.
@@ -107,9 +102,6 @@ def highest_class(logits: Tensor, classes: Shard, group: Group, *, layer: str = 
 
     Args:
         logits: this rank's logits of all rows [rows, classes held here].
-        classes: how the classes are cut over the group.
-        group: the ranks that hold classes of these rows.
-        layer: the layer under which traffic is recorded.
 
     Raises:
         CommError: other ranks did not come, or came for something else.
@@ -187,8 +179,6 @@ class _Spread:
         at_label: the weight of a label at its own class [r].
         over_all: the weight of a label at every class, which the class's own multiplies [r].
         weight: the weights of the classes that are held here [C_g]; where nothing smooths, none.
-        total: the sum of all classes' weights.
-        smooths: whether anything lies over all classes.
     """
 
     counts: Tensor

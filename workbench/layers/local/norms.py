@@ -31,10 +31,7 @@ def read_in_order(norm: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: 
     """Returns what a norm computes from x, however x and its gradient lie in memory.
 
     Args:
-        norm: the function that normalizes.
         x: its input [rows, channels, ...].
-        *args: its further arguments.
-        **kwargs: its further named arguments.
     """
     if x.shape[0] != 1:
         return norm(x, *args, **kwargs)
@@ -120,7 +117,6 @@ class LocalBatchNorm(nn.Module):
     eval mode it uses its running statistics.
 
     Args:
-        norm: the module whose weights, buffers and constants to take.
         share: this rank's share of the world's running statistics; None: they are all this rank's.
     """
 
@@ -194,9 +190,7 @@ class SynchronizedBatchNorm(LocalBatchNorm):
     gradient is summed as well: `reduce_from` with a partial gradient.
 
     Args:
-        norm: the module whose weights, buffers and constants to take.
         group: the ranks that hold other rows of the same channels.
-        layer: the layer under which traffic is recorded.
 
     Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), alg. 1 and 2.
     """
