@@ -18,9 +18,9 @@ from workbench.client.run.own_objects import kept
 from workbench.comm.groups.world import World
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import Experiment, ParameterServer, Synchronous
-from workbench.plan.extension.own import opened
 from workbench.plan.extension.sealed import KEY_FILE
-from workbench.plan.plan import Plan
+from workbench.plan.extension.user_object import opened
+from workbench.plan.plans.plan import Plan
 from workbench.store import messages
 from workbench.store.cluster_spec import KEY, key_of
 from workbench.train.loop.scoring import evaluate

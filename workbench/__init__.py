@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from workbench.plan import TorchData as TorchData
     from workbench.plan import WarmupCosine as WarmupCosine
     from workbench.plan import apportion as apportion
-    from workbench.plan.extension.own import OwnObjectError as OwnObjectError
+    from workbench.plan.extension.user_object import OwnObjectError as OwnObjectError
     from workbench.predict import Balanced as Balanced
     from workbench.predict import Compute as Compute
     from workbench.predict import Memory as Memory
@@ -147,7 +147,7 @@ _HOME = {
             "PlanError RAdam Replicate RMSprop Rprop Shard Synchronous Synthetic Text "
             "TorchData WarmupCosine"
         ),
-        "plan.extension.own": "OwnObjectError",
+        "plan.extension.user_object": "OwnObjectError",
         "predict": (
             "Balanced Compute Memory Network Prediction TimingModel Traffic balanced predict"
         ),

@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from workbench.comm.algorithms.algorithm import Algorithm as Algorithm
     from workbench.comm.codecs.coding import PieceCoding as PieceCoding
     from workbench.comm.messages.flat import MessageRound as MessageRound
-    from workbench.plan.experiment.strategy import Strategy as Strategy
+    from workbench.plan.experiment.sync import Strategy as Strategy
     from workbench.plan.placement.placement import Partial as Partial
     from workbench.plan.placement.placement import Replicate as Replicate
     from workbench.plan.placement.placement import Shard as Shard
     from workbench.plan.placement.schemes import Division as Division
     from workbench.plan.placement.schemes import Scheme as Scheme
     from workbench.plan.placement.schemes import held_by as held_by
-    from workbench.plan.rules.rule import GroupRule as GroupRule
-    from workbench.plan.rules.rule import Rule as Rule
+    from workbench.plan.plans.rule import GroupRule as GroupRule
+    from workbench.plan.plans.rule import Rule as Rule
 
 _HOME = {
     "Algorithm": "comm.algorithms.algorithm:Algorithm",
     "Codec": "comm.codecs.coders:Coder",
     "Division": "plan.placement.schemes:Division",
-    "GroupRule": "plan.rules.rule:GroupRule",
+    "GroupRule": "plan.plans.rule:GroupRule",
     "MessageRound": "comm.messages.flat:MessageRound",
     "Partial": "plan.placement.placement:Partial",
     "PieceCoding": "comm.codecs.coding:PieceCoding",
     "Replicate": "plan.placement.placement:Replicate",
-    "Rule": "plan.rules.rule:Rule",
+    "Rule": "plan.plans.rule:Rule",
     "Scheme": "plan.placement.schemes:Scheme",
     "Shard": "plan.placement.placement:Shard",
-    "Strategy": "plan.experiment.strategy:Strategy",
+    "Strategy": "plan.experiment.sync:Strategy",
     "held_by": "plan.placement.schemes:held_by",
 }
 

@@ -5,7 +5,7 @@ import pytest
 from workbench.bench import codecs
 from workbench.bench.progress import Part, Progress
 from workbench.client.calibration.sum_trace import SumTrace
-from workbench.plan.experiment.measured import CollectiveTrace, Phase
+from workbench.plan.experiment.metrics import CollectiveTrace, Phase
 
 NBYTES = 2**16
 

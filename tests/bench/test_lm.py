@@ -8,7 +8,7 @@ from workbench.bench.__main__ import main
 from workbench.bench.lm import QUICK
 from workbench.bench.nets import GPT
 from workbench.model.tracing.trace import trace
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 PEERS = ("torch_tp", "torch_sequence", "ddp", "divided_tokens")
 WAYS = ("gathered_scores", "scores_by_rows", "loss_parallel")

@@ -14,7 +14,7 @@ import torch
 
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.world import RankConfig, World
-from workbench.plan.experiment.measured import COLUMNS, Row
+from workbench.plan.experiment.metrics import COLUMNS, Row
 from workbench.store.messages import StopRequest, TrainingOutcome
 
 Emit = Callable[[Row], None]

@@ -17,7 +17,7 @@ from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import make, sweep
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.store import registry
 from workbench.store.cluster_store import (
     STORE,

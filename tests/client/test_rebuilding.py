@@ -11,7 +11,7 @@ import pytest
 
 import workbench as wb
 from tests.supervisor import supervising
-from workbench.plan.extension.own import OwnObjectError, opened
+from workbench.plan.extension.user_object import OwnObjectError, opened
 from workbench.store import messages, registry
 from workbench.store.cluster_spec import key_of
 from workbench.store.cluster_store import STORE, mend, rebuild

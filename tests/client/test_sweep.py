@@ -9,7 +9,7 @@ from tests.scheduler.values import request
 from workbench.client.records.configuration import differences
 from workbench.client.sweep import results, variations
 from workbench.plan import SGD, Adam, Experiment, ExperimentError, LocalSGD, Plan, Synchronous
-from workbench.plan.experiment.measured import COLUMNS
+from workbench.plan.experiment.metrics import COLUMNS
 from workbench.store import messages
 from workbench.store.rank_files import RankFiles
 from workbench.store.store import Store

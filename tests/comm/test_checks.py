@@ -11,7 +11,7 @@ from workbench.comm.algorithms.flat import FLAT
 from workbench.comm.checks import algorithm_checks, codec_checks
 from workbench.comm.codecs.coders import coder_of
 from workbench.comm.messages.flat import MessageRound
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from workbench.comm.collectives import all_gather, broadcast
 from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.loop.memory import PeakMeter
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.resharding import under

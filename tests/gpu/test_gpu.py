@@ -7,7 +7,7 @@ import workbench as wb
 from tests.gpu import probe
 from tests.train.small import net
 from workbench.hosts import host
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import Synthetic
 
 pytestmark = [

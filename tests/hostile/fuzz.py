@@ -24,7 +24,7 @@ import pytest
 from tests.hostile import samples
 from tests.hostile.changes import changed
 from tests.hostile.readers import READERS, Reader
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 
 HANGS_S = 120
 MOST_BYTES = 4 << 30  # beyond what reading all samples took
@@ -35,7 +35,7 @@ RUNS += ("code.__new__",)
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 LIVE = ("torch", "torch.serialization", "torch._utils", "torch.storage", "pathlib", "collections")
 LIVE += ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-LIVE += ("builtins", "os", "copyreg", "workbench.plan.plan", "workbench.plan.experiment.sync")
+LIVE += ("builtins", "os", "copyreg", "workbench.plan.plans.plan", "workbench.plan.experiment.sync")
 ENCODINGS = (
     "cp437",
     "utf-8-sig",

@@ -21,10 +21,10 @@ from workbench.client.sweep import results
 from workbench.hosts.remote.reception import Hello
 from workbench.model import CheckpointError, WeightsFile
 from workbench.model.weights.exchange import read_weights
-from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.extension.own import OwnObjectError, opened
 from workbench.plan.extension.sealed import SealError
-from workbench.plan.inputs import Input
+from workbench.plan.extension.user_object import OwnObjectError, opened
+from workbench.plan.graph.graph import Input
+from workbench.plan.io.errors import ExperimentError, MachineError, PlanError
 from workbench.store import messages, registry
 from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.cluster_store import rebuild

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.layers import nets
 from workbench.plan.placement.placement import apportion
 from workbench.plan.placement.schemes import schemes_of
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 GRAPHS = nets.Graphs()
 

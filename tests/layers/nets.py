@@ -12,9 +12,9 @@ from workbench.layers.cut_model import CutModel, RankGroups, group_specs
 from workbench.layers.local.context import BatchContext
 from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 SEED = 5
 

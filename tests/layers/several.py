@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 
 
 class Joined(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.layers import nets
 from workbench.model.tracing.trace import trace
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 
 class Still(nets.Images):

@@ -21,7 +21,7 @@ from workbench.layers.cut import HeldPieces, cut, evaluating
 from workbench.layers.cut_model import CutModel, group_specs
 from workbench.layers.local.context import BatchContext
 from workbench.model.tracing.trace import skeleton
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 DEVICE, HOST, ROWS = torch.device("meta"), torch.device("cpu"), 4
 NETS = {name: case.net for name, case in (EQUAL | WRITTEN).items()}

@@ -11,7 +11,7 @@ from tests.layers.drawn import GRAPHS, plans
 from tests.train.exact import Case, split
 from tests.train.rounds import peak_of_a_step
 from workbench.model.tracing.trace import trace
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 FEW = settings(
     max_examples=8,

@@ -10,10 +10,9 @@ from workbench.layers.local.context import BatchContext
 from workbench.layers.local.draws import PlacedDropout
 from workbench.layers.rounds import PartedModel, joined, rounds_of
 from workbench.model.tracing.trace import trace
-from workbench.plan.placement.layout import Layout
-from workbench.plan.placement.placement import Replicate
-from workbench.plan.placement.tail import ROUNDS, round_rows
-from workbench.plan.plan import Plan
+from workbench.plan.placement.placement import Layout, Replicate
+from workbench.plan.placement.rounds import ROUNDS, round_rows
+from workbench.plan.plans.plan import Plan
 
 ROWS = st.lists(st.integers(0, 5), min_size=4, max_size=4).map(tuple)
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from workbench.model import ModelError, TraceError, build, build_fake, trace
 from workbench.model.build import code_of, named, structure
-from workbench.plan.graph import Source
+from workbench.plan.graph.graph import Source
 
 IMAGE = (3, 32, 32)
 

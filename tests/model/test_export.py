@@ -10,9 +10,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import workbench as wb
 from workbench.model.tracing.trace import trace
-from workbench.plan.errors import PlanError
-from workbench.plan.placement.module_plan import ModuleStyle
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import PlanError
+from workbench.plan.plans.module_plan import ModuleStyle
+from workbench.plan.plans.plan import Plan
 
 ROWS = 3  # of each rank
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from workbench.model import skeleton, trace
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 
 
 def values_of(module: nn.Module) -> dict[str, Tensor]:

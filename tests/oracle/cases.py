@@ -23,11 +23,11 @@ from tests.oracle.opaque import (
 )
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.tracing.trace import trace
-from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment import experiment as experiments
 from workbench.plan.experiment.experiment import Experiment, Synthetic, TorchData
-from workbench.plan.graph import Graph
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.errors import ExperimentError, PlanError
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.opening import open_data
 
 REFUSALS = (ModelError, TraceError, PlanError, ExperimentError)

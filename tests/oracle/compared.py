@@ -16,7 +16,7 @@ from workbench.plan.experiment.experiment import (
 )
 from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 
 class Compared:

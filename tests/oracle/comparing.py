@@ -19,8 +19,8 @@ from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
     Experiment,
 )
-from workbench.plan.extension.own import OwnObjectError
-from workbench.plan.plan import Plan
+from workbench.plan.extension.user_object import OwnObjectError
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint.checkpoint import state_dict
 from workbench.train.data.reading import DataError
 from workbench.train.loop.requests import RunRequests

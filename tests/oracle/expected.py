@@ -18,9 +18,9 @@ from workbench.plan.experiment.experiment import (
     Experiment,
     Pipelined,
 )
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 from workbench.plan.placement.placement import apportion
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
 

@@ -19,7 +19,7 @@ from tests.oracle.cases import CLASSES, REFUSALS, Case, Cut, Run, graph_of
 from tests.oracle.losses import LOSSES
 from tests.oracle.models import Net
 from tests.oracle.opaque import DATA, MORE_LOSSES, WRONG_DATA, WRONG_LOSSES
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 from workbench.plan.placement.schemes import schemes_of
 
 SHAPES: tuple[tuple[int, ...], ...] = (

@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDatas
 from workbench.client.run.trying import try_out
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Loss, TorchData
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 LOG = logging.getLogger(__name__)
 WIDTH = 6

@@ -2,9 +2,8 @@
 
 import math
 
-from workbench.plan.graph import Graph, Layer, Source, Weight
-from workbench.plan.inputs import Input
-from workbench.plan.placement.propagation import Saved
+from workbench.plan.graph.graph import Graph, Input, Layer, Source, Weight
+from workbench.plan.graph.saved import Saved
 
 Shape = tuple[int, ...]
 

@@ -1,8 +1,6 @@
 """Small machines and samples, written by hand."""
 
-from workbench.plan.machine.device import Device
-from workbench.plan.machine.experience import Sample
-from workbench.plan.machine.link import Curve, Link
+from workbench.plan.machine.device import Curve, Device, Link, Sample
 from workbench.plan.machine.machine import Machine
 from workbench.plan.machine.work import Work
 

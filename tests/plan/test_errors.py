@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.plan.errors import alike, perhaps, unknown
+from workbench.plan.io.errors import alike, perhaps, unknown
 
 NAMES = ("sgd", "adamw", "top_k", "local_sgd")
 

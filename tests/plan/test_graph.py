@@ -7,9 +7,8 @@ from dataclasses import fields, replace
 import pytest
 
 from tests.plan.graphs import Builder, mlp
-from workbench.plan.errors import unknown
-from workbench.plan.graph import Source, Weight
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input, Source, Weight
+from workbench.plan.io.errors import unknown
 
 
 def test_layers_alike_have_one_number():

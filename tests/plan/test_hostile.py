@@ -14,8 +14,8 @@ import tomlkit
 
 from tests.plan.graphs import transformer, vgg
 from workbench.plan import Experiment, Machine, Plan
-from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.errors import ExperimentError, MachineError, PlanError
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [Plan.hybrid(vgg(), 4, 2).to_toml(), Plan.hybrid(transformer(), 2).to_toml()]

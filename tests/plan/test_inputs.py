@@ -5,10 +5,18 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.graphs import Builder, mlp
-from workbench.plan.errors import PlanError
-from workbench.plan.graph import Graph, Layer, Source, Weight
-from workbench.plan.inputs import Input, plain_input, sample_bytes, shown
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import (
+    Graph,
+    Input,
+    Layer,
+    Source,
+    Weight,
+    plain_input,
+    sample_bytes,
+    shown,
+)
+from workbench.plan.io.errors import PlanError
+from workbench.plan.plans.plan import Plan
 
 IMAGE, IDS, MASK = (
     Input((3, 8, 8), name="image"),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.plan.graphs import Builder
-from workbench.plan.graph import Weight
+from workbench.plan.graph.graph import Weight
 
 
 def test_parameters_of_a_module_stand_together():

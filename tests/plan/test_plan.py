@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.graphs import Builder, mlp, vgg
-from workbench.plan.errors import PlanError
-from workbench.plan.graph import Source
-from workbench.plan.placement.choice import LayerPlan, require
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Source
+from workbench.plan.io.errors import PlanError
+from workbench.plan.placement.layer_plan import LayerPlan, require
+from workbench.plan.plans.plan import Plan
 
 GRAPH = vgg()
 PLAN = Plan.hybrid(GRAPH, 4, 2)

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from workbench.plan.errors import PlanError
-from workbench.plan.reading import MOST_BYTES, about, text_of, toml_of
+from workbench.plan.io.errors import PlanError
+from workbench.plan.io.files import MOST_BYTES, about, text_of, toml_of
 
 
 def test_a_file_is_text_in_utf_8(tmp_path):

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
 from tests.plan.graphs import Builder
-from workbench.plan.errors import PlanError
-from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.io.errors import PlanError
 from workbench.plan.placement.flow import WeightPlacement
+from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.placement.placement import Replicate, Shard
-from workbench.plan.plan import Plan
-from workbench.plan.reshard import Move, Reshard, held, replica_after
+from workbench.plan.plans.plan import Plan
+from workbench.plan.plans.reshard import Move, Reshard, held, replica_after
 
 
 @st.composite

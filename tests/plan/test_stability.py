@@ -16,7 +16,7 @@ from workbench.plan.experiment.experiment import (
     Pipelined,
     Synchronous,
 )
-from workbench.plan.stability import Curvature, advice, growth, largest_lr, limit
+from workbench.plan.experiment.stability import Curvature, advice, growth, largest_lr, limit
 
 STEEP = Curvature(value=10.0, change=0.01, step=0, batches=2)
 

@@ -10,8 +10,8 @@ import tomlkit
 
 from tests.plan.graphs import mlp, vgg
 from workbench.plan import SGD, Experiment, Plan
-from workbench.plan.errors import ExperimentError, PlanError
-from workbench.plan.extension.own import OwnObjectError
+from workbench.plan.extension.user_object import OwnObjectError
+from workbench.plan.io.errors import ExperimentError, PlanError
 
 PLANTED = """
 from pathlib import Path

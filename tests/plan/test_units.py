@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.plan.units import (
+from workbench.plan.io.units import (
     brief_seconds,
     count,
     digits,

@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 
 import workbench as wb
 from tests.plan import graphs
-from workbench.plan.errors import ExperimentError
-from workbench.plan.value import Value, by_name, dump, own_names
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.io.value import Value, by_name, dump, own_names
 
 
 def values(base: type = Value) -> Iterator[type[Value]]:

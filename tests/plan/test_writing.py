@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.power import Power
-from workbench.plan.writing import make_whole, replacing, save_text, write_whole
+from workbench.plan.io.files import make_whole, replacing, save_text, write_whole
 
 
 @pytest.fixture

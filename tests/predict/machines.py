@@ -1,7 +1,6 @@
 """Machines with round figures, on which a step can be computed by hand."""
 
-from workbench.plan.machine.device import Device
-from workbench.plan.machine.link import Link
+from workbench.plan.machine.device import Device, Link
 from workbench.plan.machine.machine import Machine
 
 FAST = Link(name="infinitely fast", latency_s=0, bandwidth=1e300)

@@ -12,7 +12,7 @@ from tests.predict.test_several_inputs import recorded
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.memory import memory_of
 from workbench.predict.prediction import predict
 from workbench.predict.search import search

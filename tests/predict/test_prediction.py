@@ -10,10 +10,9 @@ import pytest
 
 import workbench as wb
 from tests.plan import graphs
-from workbench.plan.errors import ExperimentError, PlanError
-from workbench.plan.graph import Graph, Layer, Source, Weight
-from workbench.plan.inputs import Input
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Graph, Input, Layer, Source, Weight
+from workbench.plan.io.errors import ExperimentError, PlanError
+from workbench.plan.plans.plan import Plan
 
 MOMENTUM = wb.SGD(lr=0.1, momentum=0.9)
 

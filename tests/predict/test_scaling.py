@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 import workbench as wb
 from tests.plan import graphs
 from tests.predict.machines import device, link, machine
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import ParameterServer, Pipelined
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.predict.memory import step
 from workbench.predict.memory.memory import memory_of
 from workbench.predict.time.simulation import simulated

@@ -12,8 +12,8 @@ from workbench.comm.groups.world import World
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.inputs import Input
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Input
+from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.memory import memory_of
 from workbench.predict.prediction import predict
 from workbench.predict.search import search

@@ -7,7 +7,7 @@ import pytest
 
 import workbench as wb
 from tests.plan import graphs
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.program.buckets import (
     Bucket,
     Buckets,

@@ -6,10 +6,9 @@ import pytest
 
 import workbench as wb
 from tests.plan import graphs
-from workbench.plan.graph import Weight
-from workbench.plan.placement.layout import Conversion, Layout
-from workbench.plan.placement.placement import Partial, Replicate, Shard
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Weight
+from workbench.plan.placement.placement import Conversion, Layout, Partial, Replicate, Shard
+from workbench.plan.plans.plan import Plan
 from workbench.program.collectives import crossing_of, trained_hidden
 from workbench.program.instructions import Reduce
 from workbench.program.rows import Rows

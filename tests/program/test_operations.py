@@ -6,12 +6,10 @@ import pytest
 
 import workbench as wb
 from tests.plan.graphs import Builder, mlp
-from workbench.plan.graph import Weight
-from workbench.plan.inputs import Input
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.layout import ROWS, Layout
-from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Input, Weight
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.placement import ROWS, Layout, Shard
+from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
 
 OUT = LayerPlan("shard_out", 2)

@@ -8,9 +8,8 @@ import workbench as wb
 from tests.plan import graphs
 from tests.predict.machines import device, link, machine
 from workbench.plan.experiment.experiment import ParameterServer
-from workbench.plan.placement.layout import ROWS, Layout
-from workbench.plan.placement.placement import Partial, Replicate, Shard
-from workbench.plan.plan import Plan
+from workbench.plan.placement.placement import ROWS, Layout, Partial, Replicate, Shard
+from workbench.plan.plans.plan import Plan
 from workbench.program.rows import (
     HostLayout,
     Representatives,

@@ -7,9 +7,9 @@ import pytest
 import workbench as wb
 from tests.plan import graphs
 from tests.train.strategies.own import SlowMo
-from workbench.plan.errors import MachineError, PlanError
 from workbench.plan.experiment.experiment import ParameterServer, Pipelined
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import MachineError, PlanError
+from workbench.plan.plans.plan import Plan
 from workbench.program.instructions import (
     Backward,
     Convert,

@@ -2,7 +2,7 @@
 
 import workbench as wb
 from tests.plan import graphs
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
 from workbench.program.unrolling import Reductions
 

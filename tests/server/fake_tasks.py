@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from workbench.plan.experiment.measured import COLUMNS
+from workbench.plan.experiment.metrics import COLUMNS
 from workbench.store.messages import TrainingOutcome
 
 STEP_S = 0.01

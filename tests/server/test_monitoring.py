@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from workbench.plan.experiment.measured import COLUMNS
+from workbench.plan.experiment.metrics import COLUMNS
 from workbench.server import vitals
 from workbench.server.attempt import Attempt
 from workbench.server.fleet import Watch

@@ -7,8 +7,8 @@ import pytest
 
 from tests.plan.graphs import mlp, vgg
 from workbench.plan import SGD, Experiment, Plan, Synthetic
-from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.extension.sealed import KEY_BYTES, SealError
+from workbench.plan.extension.user_object import OwnObjectError
 from workbench.store import messages
 from workbench.store.errors import ClusterError
 

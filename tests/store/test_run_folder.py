@@ -8,7 +8,7 @@ import pytest
 from tests.plan.graphs import mlp
 from tests.store.test_messages import experiment
 from workbench.plan import Experiment, Plan
-from workbench.plan.writing import write_whole
+from workbench.plan.io.files import write_whole
 from workbench.store import run_folder as files
 from workbench.store.errors import ClusterError
 from workbench.store.messages import TrainingOutcome

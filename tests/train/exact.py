@@ -17,7 +17,7 @@ from workbench.layers.cut_model import RankGroups, group_specs
 from workbench.layers.local.context import BatchContext
 from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, Synthetic
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.objective import own_rows
 from workbench.train.verify.reference import place_draws

@@ -15,9 +15,9 @@ from tests.layers.nets import piece_of
 from workbench.comm.groups.world import World
 from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import AdamW, Experiment, Synthetic
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
 from workbench.train.loop.objective import own_rows

@@ -13,8 +13,8 @@ from workbench.layers.cut_model import CutModel
 from workbench.layers.rounds import PartedModel, TailRound
 from workbench.plan.experiment.experiment import SGD, Experiment, LocalSGD, Synthetic
 from workbench.plan.placement.placement import Shard
-from workbench.plan.placement.tail import Tail
-from workbench.plan.plan import Plan
+from workbench.plan.placement.rounds import Tail
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.memory import PeakMeter, tensor_bytes
 from workbench.train.loop.step import Stepper

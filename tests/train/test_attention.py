@@ -4,7 +4,7 @@ import pytest
 
 from tests.layers import nets
 from tests.train.exact import Case, check
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 ATTENTION = {nets.Attending: "attention", nets.Windows: "attend", nets.WindowsV2: "attend"}
 GRAPHS = nets.Graphs()

@@ -11,8 +11,8 @@ from tests.train.small import net
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import Experiment, Synthetic
-from workbench.plan.placement.mesh import RankConfig
-from workbench.plan.plan import Plan
+from workbench.plan.placement.placement import RankConfig
+from workbench.plan.plans.plan import Plan
 from workbench.train import cells
 from workbench.train.cells import MOST_SHOWN, Cell, CellFiles, Ending, serve
 

@@ -12,7 +12,7 @@ from tests.train.runs import same, trained
 from workbench.client.verifying import experiment_for, merge
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import AdamW, Experiment, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verify import compare
 

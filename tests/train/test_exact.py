@@ -8,9 +8,9 @@ from tests.layers import nets
 from tests.layers.drawn import GRAPHS, shares
 from tests.train.exact import Case, check
 from workbench.plan.placement.placement import apportion
+from workbench.plan.placement.rounds import ROUNDS, RoundsError
 from workbench.plan.placement.schemes import schemes_of
-from workbench.plan.placement.tail import ROUNDS, RoundsError
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 TOGETHER = 18  # cases for which the ranks meet once: 216 in all
 

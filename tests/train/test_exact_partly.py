@@ -12,8 +12,8 @@ from tests.predict import running
 from tests.train.exact import Case, check
 from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous
 from workbench.plan.placement.placement import apportion
-from workbench.plan.placement.tail import ROUNDS, RoundsError
-from workbench.plan.plan import Plan
+from workbench.plan.placement.rounds import ROUNDS, RoundsError
+from workbench.plan.plans.plan import Plan
 from workbench.predict.traffic.traffic import traffic_of
 from workbench.program.step import program_of
 

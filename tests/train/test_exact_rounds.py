@@ -6,7 +6,7 @@ from tests.train.small import net
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.verify.verify import compare, write_reference
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))

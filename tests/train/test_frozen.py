@@ -11,7 +11,6 @@ from workbench.client.verifying import experiment_for, merge
 from workbench.layers.cut_model import group_specs
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
-from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment.experiment import (
     SGD,
     LocalSGD,
@@ -19,7 +18,8 @@ from workbench.plan.experiment.experiment import (
     Pipelined,
     Synchronous,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import ExperimentError, PlanError
+from workbench.plan.plans.plan import Plan
 from workbench.store.messages import StopRequest
 from workbench.train.checkpoint.checkpoint import latest, state_dict
 from workbench.train.loop.loop import train

@@ -9,7 +9,7 @@ from workbench.layers.local.idle import LayerDtypes
 from workbench.model.tracing.trace import skeleton
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.loop.objective import own_rows
 from workbench.train.loop.state import RankState, group_specs_of
 

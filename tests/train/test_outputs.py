@@ -16,9 +16,9 @@ from workbench.comm.groups.world import World
 from workbench.model.errors import ModelError
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
-from workbench.plan.errors import PlanError
 from workbench.plan.experiment.experiment import SGD, Experiment, Metric
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import PlanError
+from workbench.plan.plans.plan import Plan
 from workbench.train.loop.scoring import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
 

@@ -14,7 +14,6 @@ from tests.train.data.spirals import Spirals, counts, f1, focal, paired
 from workbench.comm.groups.world import World
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import (
     SGD,
     Experiment,
@@ -25,7 +24,8 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     TorchData,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.train.loop.scoring import evaluate
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.resharding import under

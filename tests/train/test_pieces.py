@@ -5,8 +5,8 @@ import torch
 from tests.plan.graphs import mlp
 from workbench.comm.groups.group import Group
 from workbench.comm.messages.recorder import Recorder
-from workbench.plan.plan import Plan
-from workbench.plan.reshard import Reshard
+from workbench.plan.plans.plan import Plan
+from workbench.plan.plans.reshard import Reshard
 from workbench.train.resharding import Entry, Pieces, move_pieces
 
 PLAN = Plan.data_parallel(mlp(3, 2), 1)

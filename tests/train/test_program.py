@@ -25,7 +25,7 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
 from workbench.train.loop.loop import agree
 from workbench.train.loop.state import RankState, group_specs_of

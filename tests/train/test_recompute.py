@@ -17,7 +17,7 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 MOMENTUM = SGD(lr=0.05, momentum=0.9)
 FIELDS = dict(data=Synthetic(samples=50), batch_size=20, steps=3)

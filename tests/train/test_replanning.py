@@ -11,11 +11,11 @@ from tests.train.small import net
 from workbench.client.run.requests import cost_of
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import SGD, AdamW, Experiment, Synthetic
 from workbench.plan.experiment.sync import ParameterServer, Pipelined, Synchronous
-from workbench.plan.plan import Plan
-from workbench.plan.reshard import Reshard, held
+from workbench.plan.plans.plan import Plan
+from workbench.plan.plans.reshard import Reshard, held
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.resharding import resharded_bytes, under
 

@@ -12,8 +12,8 @@ from tests.layers.drawn import GRAPHS, plans
 from workbench.comm.messages.errors import CommError
 from workbench.comm.parts import exchange_parts
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
-from workbench.plan.reshard import Reshard
+from workbench.plan.plans.plan import Plan
+from workbench.plan.plans.reshard import Reshard
 from workbench.train import resharding
 from workbench.train.resharding import Entry, move_pieces
 

@@ -7,8 +7,8 @@ import pytest
 from tests.train import rounds
 from tests.train.exact import Case, check
 from workbench.model.tracing.trace import trace
-from workbench.plan.placement.tail import ROUNDS
-from workbench.plan.plan import Plan
+from workbench.plan.placement.rounds import ROUNDS
+from workbench.plan.plans.plan import Plan
 
 GRAPH = trace(rounds.Wide(), input_shape=rounds.Wide.shape)
 D, OUTPUTS, BYTES = 32, 1024, 8

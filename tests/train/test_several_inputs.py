@@ -14,10 +14,10 @@ from workbench.comm.groups.world import RankConfig
 from workbench.layers.cut_model import CutModel
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
-from workbench.plan.errors import PlanError
 from workbench.plan.experiment.experiment import SGD, Adam, Experiment, Synthetic
 from workbench.plan.experiment.task import TorchData
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import PlanError
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint.checkpoint import state_dict
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_for

@@ -7,7 +7,7 @@ from workbench.comm.groups.world import World
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, LocalSGD, Synchronous, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.loop.state import RankState, group_specs_of
 
 WIDTH, RANKS, ROWS, FLOAT = 4, 4, 2, 4

@@ -31,9 +31,11 @@ WIDGETS = {
 def test_it_is_saved(name, tmp_path):
     widget = WIDGETS[name]()
     assert isinstance(widget.to_frame(), pandas.DataFrame)
-    for ending in ("svg", "html", "csv"):
+    for ending in ("html", "csv"):
         widget.save(tmp_path / f"x.{ending}")
-    assert ElementTree.parse(tmp_path / "x.svg").getroot().tag.endswith("svg")
+    if name != "scaling":  # a table
+        widget.save(tmp_path / "x.svg")
+        assert ElementTree.parse(tmp_path / "x.svg").getroot().tag.endswith("svg")
     assert "<body>" in (tmp_path / "x.html").read_text("utf-8")
     with pytest.raises(ValueError, match=r"got 'x\.pdf'"):
         widget.save(tmp_path / "x.pdf")

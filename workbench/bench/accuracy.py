@@ -13,7 +13,7 @@ from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import AdamW, Digits, Experiment
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 ENGINES = 4
 BATCH_SIZE = 128

@@ -21,8 +21,8 @@ from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.comm.codecs import PieceCoding, coder_of
-from workbench.plan.experiment.codec import AnyCodec, Codec, CodecName, OwnCodec, as_codec
-from workbench.plan.experiment.measured import PhaseName
+from workbench.plan.collective.codec import AnyCodec, Codec, CodecName, OwnCodec, as_codec
+from workbench.plan.experiment.metrics import PhaseName
 
 RANKS = 4
 MIB = 2**20

@@ -33,8 +33,8 @@ from workbench.bench.rivals.matches import Found, Match, bars_of, measured, rows
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment
-from workbench.plan.graph import Graph
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Graph
+from workbench.plan.plans.plan import Plan
 
 
 @dataclass(frozen=True)

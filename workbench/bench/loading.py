@@ -23,7 +23,7 @@ from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Data, Experiment, Synthetic
 from workbench.plan.experiment.task import TorchData
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 BATCH_SIZE, SAMPLES, CLASSES = 64, 512, 10
 WITHOUT, WITH = "own data, no workers", "own data, a worker for each rank"

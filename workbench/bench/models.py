@@ -10,8 +10,8 @@ from workbench.client.cluster import Cluster
 from workbench.model.errors import TraceError
 from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
-from workbench.plan.graph import Graph
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Graph
+from workbench.plan.plans.plan import Plan
 from workbench.train.verify.verification import Verification
 
 # The height and width of images for which 32 is too small: strides, pools and patches leave

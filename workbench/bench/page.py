@@ -17,7 +17,7 @@ from pathlib import Path
 from workbench.bench.benches import BENCHES, Bench
 from workbench.bench.progress import Progress
 from workbench.bench.report import Report, machine, versions
-from workbench.plan.writing import write_whole
+from workbench.plan.io.files import write_whole
 
 WIDTH = 150  # of a line of the page
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.plan.display import svg
-from workbench.plan.display.markup import Markup
+from workbench.plan.io.html import Markup
 
 INK, FAINT, GROUND, OURS, THEIRS = "#212121", "#5f6368", "#f1f3f4", "#1a73e8", "#9aa0a6"
 LABELS, BARS, VALUES, PITCH, TOP = 230, 380, 170, 24, 34

@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.bench.plot import Chart
 from workbench.hosts.host import probe
-from workbench.plan.writing import write_whole
+from workbench.plan.io.files import write_whole
 
 Cell = str | int | float
 

@@ -24,10 +24,10 @@ from workbench.bench.rivals.interleaved import Measured
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 from workbench.plan.machine.machine import Machine
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.plan import Plan
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import predict
 from workbench.predict.search import MemoryLimitError, SearchResult, search
 from workbench.predict.search.result import summary

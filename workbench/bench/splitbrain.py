@@ -38,8 +38,8 @@ from workbench.bench.rivals.savings import figures_of, savings
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.graph import Graph
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Graph
+from workbench.plan.plans.plan import Plan
 
 CROWD = 4  # engines of the part "oversubscribed", and the most of the grid
 DDP = (("ddp 1", "ddp 5", "ddp 25", "ddp 100"), ("alone",))

@@ -21,18 +21,17 @@ from workbench.client.ranks import Ranks
 from workbench.client.run.run import Run
 from workbench.client.run.submitting import Weights, checkpoint_of, module_values
 from workbench.client.run.trying import try_out
-from workbench.plan import stability
-from workbench.plan.display.html import frame_of, save, table
-from workbench.plan.display.markup import Markup, element, lines
-from workbench.plan.experiment.algorithm import Algorithm
-from workbench.plan.experiment.codec import AnyCodec
+from workbench.plan.collective.algorithm import Algorithm
+from workbench.plan.collective.codec import AnyCodec
+from workbench.plan.experiment import stability
+from workbench.plan.experiment.checks import Precision
 from workbench.plan.experiment.experiment import AnyOptimizer, Experiment
-from workbench.plan.experiment.precision import Precision
-from workbench.plan.graph import Graph
+from workbench.plan.experiment.stability import Curvature
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.html import Markup, element, frame_of, lines, save, table
+from workbench.plan.io.units import size
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
-from workbench.plan.stability import Curvature
-from workbench.plan.units import size
+from workbench.plan.plans.plan import Plan
 from workbench.train.verify.verification import Verification
 
 if TYPE_CHECKING:
@@ -411,7 +410,7 @@ class Cluster(Engines):
         return frame_of(rows, _COLUMNS)
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.

@@ -11,10 +11,10 @@ from workbench.client.cluster import Cluster
 from workbench.client.jobs import lines
 from workbench.client.run import view
 from workbench.client.run.run import Run
-from workbench.plan.experiment.asked import experiment_of, required_plan
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.question import experiment_of, required_plan
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import predict as predicted
 from workbench.program.step import program as programmed
 from workbench.store import registry

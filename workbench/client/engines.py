@@ -12,7 +12,7 @@ from workbench.client.faults import Faults
 from workbench.client.lifecycle import SECONDS, UNFINISHED, cluster_spec, end, make, sweep, validate
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.hosts.processes import until
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.store import registry
 from workbench.store.cluster_spec import ClusterSpec, EngineDevice
 from workbench.store.cluster_store import rebuild

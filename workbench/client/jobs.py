@@ -22,9 +22,8 @@ from workbench.client.run.run import Run, State
 from workbench.client.run.submitting import Weights, checkpoint_of, on_ranks, request
 from workbench.client.run.trying import try_out
 from workbench.client.sweep import Sweep, results, variations
-from workbench.plan.display.html import save, table
-from workbench.plan.display.markup import Markup, element
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.io.html import Markup, element, save, table
 from workbench.store import messages, run_folder
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.record import RUN_STATES, JobRecord
@@ -193,7 +192,7 @@ class Jobs:
         return self.to_frame()
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.

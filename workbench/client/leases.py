@@ -14,7 +14,7 @@ from workbench.client.run.job import Job
 from workbench.client.run.own_objects import kept
 from workbench.hosts.processes import until
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.store import messages
 from workbench.store.errors import ClusterError
 from workbench.store.record import Request

@@ -18,10 +18,9 @@ from workbench.client.engines import Engines
 from workbench.client.leases import Lease, lent
 from workbench.client.run.job import Job
 from workbench.client.run.submitting import module_values
-from workbench.plan.display.html import frame_of, save
-from workbench.plan.display.markup import Markup, element, folded
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.io.html import Markup, element, folded, frame_of, save
+from workbench.plan.plans.plan import Plan
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
 from workbench.train.cells import Cell, CellFiles, Ending
 
@@ -116,7 +115,7 @@ class CellOutput:
         return frame_of(map(asdict, self.ranks), columns)
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.

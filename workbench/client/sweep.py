@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 from workbench.client.records.configuration import differences, short
 from workbench.client.run.run import Run
 from workbench.client.run.waiting import TICK_S
-from workbench.plan.display.html import frame_html, save
-from workbench.plan.display.markup import Markup
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import Row
-from workbench.plan.value import Value
+from workbench.plan.experiment.metrics import Row
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.io.html import Markup, frame_html, save
+from workbench.plan.io.value import Value
 from workbench.store import messages
 from workbench.store.evaluations import last_evaluation
 from workbench.store.rank_files import RankFiles
@@ -74,7 +73,7 @@ class Sweep:
         return self.table()
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.

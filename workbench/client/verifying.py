@@ -17,7 +17,7 @@ from workbench.plan.experiment.experiment import (
     Loss,
     Synthetic,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.store.errors import EngineDied, RankError, RunError
 from workbench.train.loop.own_loss import Seen
 from workbench.train.verify.verification import TOLERANCE, Coverage, Difference, Verification

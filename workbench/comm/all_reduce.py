@@ -14,8 +14,8 @@ from workbench.comm.messages.recorder import StepPhase
 from workbench.comm.pending import Pending
 from workbench.comm.shared_memory import collectives as shared
 from workbench.comm.shared_memory.meeting import SharedBuffer
-from workbench.plan.experiment.algorithm import Algorithm
-from workbench.plan.experiment.codec import AnyCodec
+from workbench.plan.collective.algorithm import Algorithm
+from workbench.plan.collective.codec import AnyCodec
 
 # The first portion is on the wire soon, and the last, for which nothing is left to do, is small.
 PORTION_BYTES = 2**22

@@ -21,8 +21,8 @@ from workbench.comm.codecs.coders import Coder, coder_of
 from workbench.comm.codecs.coding import PieceCoding
 from workbench.comm.messages.errors import CodecError
 from workbench.comm.messages.flat import accumulator
-from workbench.plan.experiment.codec import Codec
-from workbench.plan.experiment.dry_run import DryRun
+from workbench.plan.collective.algorithm import DryRun
+from workbench.plan.collective.codec import Codec
 from workbench.plan.extension.extension import Check
 
 MOST_RANKS = 8

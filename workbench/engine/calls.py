@@ -26,8 +26,8 @@ from types import FrameType
 from typing import Any
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.extension.own import opened
 from workbench.plan.extension.sealed import own_key
+from workbench.plan.extension.user_object import opened
 from workbench.store import messages
 from workbench.store.errors import ClusterError
 from workbench.store.messages import Answer, StopRequest

@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from workbench.plan.placement.mesh import RankConfig
-from workbench.plan.placement.placement import apportion
+from workbench.plan.placement.placement import RankConfig, apportion
 from workbench.store.cluster_spec import EngineDevice
 
 _ANSWERS_WITHIN_S = 1.0

@@ -38,11 +38,9 @@ from workbench.model.tracing.state.python_state import is_own
 from workbench.model.tracing.trace import skeleton
 from workbench.model.tracing.trials.propagation import with_pieces
 from workbench.model.weights.slices import Reader
-from workbench.plan.graph import Layer
-from workbench.plan.placement.layout import ROWS, Conversion
-from workbench.plan.placement.mesh import replica_group, shard_group
-from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Layer
+from workbench.plan.placement.placement import ROWS, Conversion, Shard, replica_group, shard_group
+from workbench.plan.plans.plan import Plan
 
 _IN_ORDER: dict[Any, Any] = {F.batch_norm: batch_norm, F.instance_norm: instance_norm}
 # Their outputs may lie in the memory of their inputs.

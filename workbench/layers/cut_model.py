@@ -9,10 +9,15 @@ from torch import Tensor, nn
 from workbench.comm.groups.group import Group
 from workbench.layers.local.context import BatchContext
 from workbench.layers.recompute import with_segments
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 from workbench.plan.placement.flow import WeightPlacement
-from workbench.plan.placement.mesh import replica_group, replica_groups, shard_group, shard_groups
-from workbench.plan.plan import Plan
+from workbench.plan.placement.placement import (
+    replica_group,
+    replica_groups,
+    shard_group,
+    shard_groups,
+)
+from workbench.plan.plans.plan import Plan
 
 RankGroups = Mapping[tuple[str, tuple[int, ...]], Group]
 

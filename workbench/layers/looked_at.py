@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from workbench.model.errors import TraceError
 from workbench.model.tracing.batch import tensors
 from workbench.model.tracing.trials.probe import alike
-from workbench.plan.extension.own import is_looked_at
-from workbench.plan.graph import Layer
+from workbench.plan.extension.user_object import is_looked_at
+from workbench.plan.graph.graph import Layer
 
 _HALVES = (torch.bfloat16, torch.float16)
 

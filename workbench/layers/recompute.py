@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from workbench.layers.local.norms import LocalBatchNorm
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 
 def with_segments(part: torch.fx.GraphModule, plan: Plan) -> torch.fx.GraphModule:

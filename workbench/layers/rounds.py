@@ -26,9 +26,9 @@ from workbench.layers.cut_model import CutModel, input_node
 from workbench.layers.local.context import BatchContext
 from workbench.layers.local.convert import ConvertLayout
 from workbench.layers.recompute import with_segments
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 from workbench.plan.placement.placement import Shard
-from workbench.plan.placement.tail import Tail
+from workbench.plan.placement.rounds import Tail
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from IPython.display import display
 from workbench.client.cluster import Cluster
 from workbench.client.ranks import CellOutput, Ranks
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 
 class CellFailed(RuntimeError):

@@ -28,9 +28,9 @@ from torch.overrides import TorchFunctionMode
 
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.vision import torchvision
-from workbench.plan.errors import unknown
 from workbench.plan.extension.sealed import loads
-from workbench.plan.graph import Source
+from workbench.plan.graph.graph import Source
+from workbench.plan.io.errors import unknown
 
 
 def named(name: str, input_shape: tuple[int, ...], arguments: dict[str, Any]) -> Source:

@@ -9,9 +9,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from workbench.plan.errors import PlanError
-from workbench.plan.placement.module_plan import ModulePlan, ModuleStyle
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import PlanError
+from workbench.plan.plans.module_plan import ModulePlan, ModuleStyle
+from workbench.plan.plans.plan import Plan
 
 _PLACEMENTS = {"rows": Shard(0), "features": Shard(-1)}
 

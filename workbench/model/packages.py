@@ -13,7 +13,7 @@ from torch import nn
 
 from workbench.model.errors import ModelError
 from workbench.model.vision import torchvision
-from workbench.plan.errors import unknown
+from workbench.plan.io.errors import unknown
 
 _PACKAGES = ("timm", "transformers")
 _HEADS = ("CausalLM", "MaskedLM", "ImageClassification")  # the first that a model has

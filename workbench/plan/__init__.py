@@ -1,7 +1,6 @@
 """Models, and the plans that split them over ranks: values only, without torch."""
 
-from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import (
     ASGD,
     CIFAR10,
@@ -33,18 +32,16 @@ from workbench.plan.experiment.experiment import (
     TorchData,
     WarmupCosine,
 )
+from workbench.plan.experiment.stability import Curvature
 from workbench.plan.experiment.task import Text
-from workbench.plan.graph import Graph, Layer, Source, Weight
-from workbench.plan.inputs import Input
-from workbench.plan.machine.device import Device
-from workbench.plan.machine.experience import Estimate, Sample
-from workbench.plan.machine.link import Curve, Link
+from workbench.plan.graph.graph import Graph, Input, Layer, Source, Weight
+from workbench.plan.io.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.machine.device import Curve, Device, Estimate, Link, Sample
 from workbench.plan.machine.machine import Machine
 from workbench.plan.machine.work import Work, work_of, works_of
-from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.placement.placement import Partial, Replicate, Shard, apportion
-from workbench.plan.plan import Plan
-from workbench.plan.stability import Curvature
+from workbench.plan.plans.plan import Plan
 
 __all__ = [
     "ASGD",

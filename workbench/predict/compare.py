@@ -8,12 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.plan.display.html import frame_of, save, shortened, table, text_table
-from workbench.plan.display.markup import Markup, element
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import Span
-from workbench.plan.plan import Plan
+from workbench.plan.experiment.metrics import Span
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.io.html import Markup, element, frame_of, save, shortened, table, text_table
+from workbench.plan.plans.plan import Plan
 from workbench.predict.drawing import picture
 from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction
@@ -209,7 +208,7 @@ class Comparison:
         return frame_of(rows, [*(f.name for f in fields(Part)), *measured])
 
     def save(self, path: str | Path) -> None:
-        """Writes it into a file: "x.svg" and "x.csv" are the parts of a step, "x.html" a page.
+        """Writes it into a file: "x.csv" has the parts of a step, "x.html" a page.
 
         Raises:
             ValueError: the name has another ending.

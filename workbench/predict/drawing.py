@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.plan.display import svg
-from workbench.plan.display.html import frame_of
-from workbench.plan.display.markup import Markup
-from workbench.plan.experiment.measured import LANES, Span
-from workbench.plan.writing import save_text
+from workbench.plan.experiment.metrics import LANES, Span
+from workbench.plan.io.files import save_text
+from workbench.plan.io.html import Markup, frame_of
 
 if TYPE_CHECKING:
     import pandas

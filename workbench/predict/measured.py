@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.plan.display.html import save
-from workbench.plan.display.markup import Markup, element
-from workbench.plan.experiment.measured import Span
+from workbench.plan.experiment.metrics import Span
+from workbench.plan.io.html import Markup, element, save
 from workbench.predict.drawing import picture, save_trace, spans_frame
 from workbench.predict.time.simulation import PARTS
 

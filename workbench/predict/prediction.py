@@ -6,15 +6,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.plan.display.html import frame_of, save
-from workbench.plan.display.markup import Markup
-from workbench.plan.errors import MachineError
-from workbench.plan.experiment.asked import experiment_of, required_plan
 from workbench.plan.experiment.experiment import Experiment, Optimizer
-from workbench.plan.machine.device import Device
-from workbench.plan.machine.link import Link
+from workbench.plan.experiment.question import experiment_of, required_plan
+from workbench.plan.io.errors import MachineError
+from workbench.plan.io.html import Markup, frame_of, save
+from workbench.plan.machine.device import Device, Link
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.drawing import save_trace
 from workbench.predict.memory.memory import Memory, memory_of
 from workbench.predict.scaling import (

@@ -6,12 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from workbench.plan.display.html import frame_of, save, table, text_table
-from workbench.plan.display.markup import Markup, element
-from workbench.plan.errors import ExperimentError, MachineError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.machine.device import Device
-from workbench.plan.machine.link import Link
+from workbench.plan.io.errors import ExperimentError, MachineError
+from workbench.plan.io.html import Markup, element, frame_of, save, table, text_table
+from workbench.plan.machine.device import Device, Link
 from workbench.plan.machine.machine import Machine
 from workbench.predict.time.simulation import Schedule
 
@@ -78,7 +76,7 @@ class Scaling:
         return frame_of(rows, [*(f.name for f in fields(Point)), "speedup"])
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.plan.display.html import shortened, table, text_table
-from workbench.plan.display.markup import Markup, element
+from workbench.plan.io.html import Markup, element, shortened, table, text_table
 from workbench.predict.memory.memory import Memory
 from workbench.predict.memory.timeline import CATEGORIES
 from workbench.predict.time.simulation import PARTS, Simulation

@@ -2,7 +2,7 @@
 
 Ranks at one place of their shard groups, whatever the groups' size, hold the same pieces, and so
 have the same buckets: these are made once for each place. Where the optimizer's work is cut over
-replicas, `moved_by` says which part of each bucket a rank updates (`plan/placement/division.py`
+replicas, `moved_by` says which part of each bucket a rank updates (`plan/placement/placement.py`
 divides).
 """
 
@@ -15,10 +15,9 @@ import numpy as np
 
 from workbench.plan.experiment.experiment import Experiment, Synchronous
 from workbench.plan.experiment.optimizers import AnyOptimizer
-from workbench.plan.placement.division import divide
 from workbench.plan.placement.flow import WeightPlacement
-from workbench.plan.placement.placement import Replicate
-from workbench.plan.plan import Plan
+from workbench.plan.placement.placement import Replicate, divide
+from workbench.plan.plans.plan import Plan
 from workbench.program.rows import Counts, tiled
 
 BYTES = {"fp32": 4, "bf16": 4, "fp16": 4, "fp64": 8}  # of an element of a weight, or of an image

@@ -22,15 +22,22 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from workbench.plan.experiment.algorithm import Algorithm
-from workbench.plan.experiment.codec import AnyCodec
+from workbench.plan.collective.algorithm import Algorithm
+from workbench.plan.collective.codec import AnyCodec
 from workbench.plan.experiment.experiment import Experiment, ParameterServer
 from workbench.plan.experiment.task import Loss as OwnLoss
-from workbench.plan.graph import Layer
+from workbench.plan.graph.graph import Layer
 from workbench.plan.placement.flow import heads_of
-from workbench.plan.placement.layout import ROWS, Conversion, Layout
-from workbench.plan.placement.mesh import replica_groups, shard_groups
-from workbench.plan.placement.placement import Partial, Replicate, Shard
+from workbench.plan.placement.placement import (
+    ROWS,
+    Conversion,
+    Layout,
+    Partial,
+    Replicate,
+    Shard,
+    replica_groups,
+    shard_groups,
+)
 from workbench.program.buckets import Column, moved_by
 from workbench.program.instructions import (
     Agree,

@@ -34,8 +34,8 @@ The terms of torch and MPI are used where they have one: `zero_grad`, reduce, wa
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from workbench.plan.experiment.algorithm import Algorithm
-from workbench.plan.experiment.codec import AnyCodec
+from workbench.plan.collective.algorithm import Algorithm
+from workbench.plan.collective.codec import AnyCodec
 from workbench.program.buckets import Buckets, Column
 from workbench.program.operations import Operation, Value
 from workbench.program.rows import Rows

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.graph import Layer
-from workbench.plan.inputs import Input
-from workbench.plan.placement.layout import ROWS, Conversion, Layout
-from workbench.plan.placement.tail import Tail
+from workbench.plan.graph.graph import Input, Layer
+from workbench.plan.placement.placement import ROWS, Conversion, Layout
+from workbench.plan.placement.rounds import Tail
 from workbench.program.buckets import BYTES, Pieces
 
 # What a conversion or a layer gives: the layer's name, and the conversions since.

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 
 from workbench.plan.experiment.experiment import Experiment, ParameterServer
 from workbench.plan.machine.machine import Machine
-from workbench.plan.placement.division import shared_out
-from workbench.plan.placement.layout import ROWS, Layout
-from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.placement.placement import ROWS, Layout, Shard, shared_out
+from workbench.plan.plans.plan import Plan
 
 Counts = NDArray[np.int64]
 

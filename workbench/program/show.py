@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from workbench.plan.display.html import frame_of, table
-from workbench.plan.display.markup import Markup, element
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension.extension import name_of
+from workbench.plan.io.html import Markup, element, frame_of, table
 from workbench.program.collectives import CollectiveCall, Collectives
 from workbench.program.instructions import (
     Adjust,

@@ -6,14 +6,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from workbench.plan.display.html import save
-from workbench.plan.display.markup import Markup
-from workbench.plan.experiment.asked import experiment_of, required_machine, required_plan
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.question import experiment_of, required_machine, required_plan
 from workbench.plan.experiment.sync import warm
+from workbench.plan.io.html import Markup, save
 from workbench.plan.machine.machine import Machine
-from workbench.plan.placement.mesh import shard_groups
-from workbench.plan.plan import Plan
+from workbench.plan.placement.placement import shard_groups
+from workbench.plan.plans.plan import Plan
 from workbench.program.buckets import Bucket, Buckets, Pieces, buckets_of, handed_out, late
 from workbench.program.collectives import CollectiveCall, Collectives
 from workbench.program.instructions import (
@@ -148,7 +147,7 @@ class Program:
         return self._shown().frame()
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.
@@ -271,7 +270,7 @@ class RankProgram:
         return self.program._shown(self.rank).frame()
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.

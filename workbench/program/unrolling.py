@@ -35,7 +35,7 @@ from workbench.plan.experiment.experiment import (
     ParameterServer,
     Synchronous,
 )
-from workbench.plan.placement.tail import Tail, round_rows
+from workbench.plan.placement.rounds import Tail, round_rows
 from workbench.program.buckets import Bucket, Buckets, Pieces, averaged, late, tail_names
 from workbench.program.instructions import (
     Adjust,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import inf
 
-from workbench.plan.units import size
+from workbench.plan.io.units import size
 from workbench.scheduler.backfill import engines_of
 from workbench.store.record import EngineRecord, JobRecord, Request
 

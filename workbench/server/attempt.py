@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.plan.experiment.measured import Row
-from workbench.plan.writing import write_whole
+from workbench.plan.experiment.metrics import Row
+from workbench.plan.io.files import write_whole
 from workbench.server.outcome import End
 from workbench.store.folder_changes import FolderChanges
 from workbench.store.messages import Answer

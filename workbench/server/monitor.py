@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from workbench.plan.experiment.measured import Row
+from workbench.plan.experiment.metrics import Row
 from workbench.server.attempt import Attempt, Rank
 from workbench.server.fleet import Fleet
 from workbench.server.vitals import Vitals

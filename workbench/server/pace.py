@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from workbench.plan.experiment.measured import Row
+from workbench.plan.experiment.metrics import Row
 
 # A rank is a straggler that computes so many times longer than the others do, so often in a row.
 SLOWER, AGAIN = 1.5, 1.2

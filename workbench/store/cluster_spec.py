@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from workbench.plan.extension.sealed import KEY_BYTES
-from workbench.plan.writing import make_whole, replacing
+from workbench.plan.io.files import make_whole, replacing
 from workbench.store.errors import ClusterError
 from workbench.store.process import ProcessIdentity
 from workbench.store.profile import Launch

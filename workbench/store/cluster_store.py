@@ -16,10 +16,9 @@ from typing import Any
 import psutil
 from pydantic import TypeAdapter
 
-from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.reading import text_of
-from workbench.plan.writing import replacing, write_whole
+from workbench.plan.io.errors import ExperimentError, PlanError
+from workbench.plan.io.files import replacing, text_of, write_whole
 from workbench.store import messages, registry
 from workbench.store.cluster_spec import key_of
 from workbench.store.database import Database, backup_of

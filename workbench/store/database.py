@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import quote
 
-from workbench.plan.writing import replacing
+from workbench.plan.io.files import replacing
 from workbench.store.errors import StoreDamaged, StoreError
 from workbench.store.process import ProcessIdentity
 from workbench.store.record import AttemptRecord, EngineRecord, ErrorRecord, JobRecord

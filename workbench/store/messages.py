@@ -31,10 +31,10 @@ from pydantic import TypeAdapter
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension import sealed
-from workbench.plan.extension.own import mapped
-from workbench.plan.graph import Graph
-from workbench.plan.plan import Plan
-from workbench.plan.writing import write_whole
+from workbench.plan.extension.user_object import mapped
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.files import write_whole
+from workbench.plan.plans.plan import Plan
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
 from workbench.store.record import LARGEST_MESSAGE_BYTES
 

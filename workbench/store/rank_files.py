@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.plan.writing import write_whole
+from workbench.plan.io.files import write_whole
 from workbench.store.messages import Answer
 from workbench.store.process import own_pid
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import platformdirs
 
-from workbench.plan.writing import OTHERS_WRITE, write_whole
+from workbench.plan.io.files import OTHERS_WRITE, write_whole
 from workbench.store.cluster_spec import FILE
 from workbench.store.errors import ClusterError
 

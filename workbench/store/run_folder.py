@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Self
 from pydantic import Field, TypeAdapter, ValidationError
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import COLUMNS
-from workbench.plan.reading import text_of, toml_of
-from workbench.plan.writing import replacing, write_whole
+from workbench.plan.experiment.metrics import COLUMNS
+from workbench.plan.io.files import replacing, text_of, toml_of, write_whole
 from workbench.store.errors import ClusterError
 from workbench.store.messages import TrainingOutcome
 from workbench.store.record import AttemptRecord, ErrorRecord, JobState

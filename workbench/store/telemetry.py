@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.plan.experiment.measured import COLUMNS, Row
-from workbench.plan.writing import write_whole
+from workbench.plan.experiment.metrics import COLUMNS, Row
+from workbench.plan.io.files import write_whole
 from workbench.store.rank_files import RankFiles
 
 _ROW = struct.Struct(f"={len(COLUMNS)}d")

@@ -30,8 +30,8 @@ from pydantic import TypeAdapter
 
 from workbench.comm.groups.world import World
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.placement.mesh import RankConfig
-from workbench.plan.writing import write_whole
+from workbench.plan.io.files import write_whole
+from workbench.plan.placement.placement import RankConfig
 from workbench.train.loop.state import RankState, group_specs_of
 
 MOST_SHOWN = 1 << 20  # bytes of what one rank printed: its end

@@ -7,10 +7,10 @@
                     theirs is encoded any more; the run notes it
     as before       the data and its order, the step, the seed, the loss scale
 
-Elements that belong elsewhere under the new plan (`plan/reshard.py`) travel straight from place to
-place (`comm/parts.py`), so that nothing more than the pieces is held, while each rank copies what
-it keeps. The run that goes on is the one that would have been resumed from a checkpoint at this
-step.
+Elements that belong elsewhere under the new plan (`plan/plans/reshard.py`) travel straight from
+place to place (`comm/parts.py`), so that nothing more than the pieces is held, while each rank
+copies what it keeps. The run that goes on is the one that would have been resumed from a checkpoint
+at this step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +31,8 @@ from workbench.model.dtypes import TORCH_DTYPES
 from workbench.plan.experiment.optimizers import Remembered
 from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
-from workbench.plan.reshard import Move, Region, Reshard, held, replica_after
+from workbench.plan.plans.plan import Plan
+from workbench.plan.plans.reshard import Move, Region, Reshard, held, replica_after
 from workbench.program.step import program_of
 from workbench.train.checkpoint.in_flight import (
     RESIDUAL,

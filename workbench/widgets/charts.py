@@ -14,8 +14,6 @@ import numpy as np
 
 from workbench.client.run.run import Run
 from workbench.plan.display import svg
-from workbench.plan.display.html import frame_of, save
-from workbench.plan.display.markup import Markup, element, joined, lines
 from workbench.plan.display.panels import (
     COLORS,
     FAINT,
@@ -28,7 +26,8 @@ from workbench.plan.display.panels import (
     line_panel,
 )
 from workbench.plan.experiment.sync import AnySync
-from workbench.plan.units import rate
+from workbench.plan.io.html import Markup, element, frame_of, joined, lines, save
+from workbench.plan.io.units import rate
 from workbench.predict.closed_form import TimingModel, where_fastest
 
 if TYPE_CHECKING:

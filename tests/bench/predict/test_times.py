@@ -8,7 +8,7 @@ from workbench.bench.predict import cases
 from workbench.bench.predict.machines import Machines, merged
 from workbench.bench.predict.times import STEPS, TimeErrors, is_unsure, steps_of
 from workbench.plan.experiment.experiment import LocalSGD
-from workbench.plan.machine.experience import Sample
+from workbench.plan.machine.device import Sample
 from workbench.plan.machine.machine import Machine
 
 

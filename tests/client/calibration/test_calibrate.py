@@ -28,9 +28,9 @@ from workbench.client.calibration.devices import (
 )
 from workbench.client.run.job import Job
 from workbench.model.tracing.trace import trace
-from workbench.plan.machine.link import INTO_NEW
+from workbench.plan.machine.device import INTO_NEW
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.store.cluster_spec import EngineDevice as Place
 from workbench.train.measure.device import DeviceMeasured
 from workbench.train.measure.layers import LayersMeasured, works_on

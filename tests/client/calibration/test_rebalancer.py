@@ -113,8 +113,8 @@ def test_short_batches_do_not_count(tmp_path):
         [change.seen_at, change.replan.carried_out.step, 0.1, "180:60"]
     ]
     assert "180:60" in balancer._repr_html_()
-    balancer.save(tmp_path / "x.svg")
-    assert "180:60" in (tmp_path / "x.svg").read_text("utf-8")
+    balancer.save(tmp_path / "x.csv")
+    assert "180:60" in (tmp_path / "x.csv").read_text("utf-8")
 
 
 def test_shares_that_leave_a_layer_too_few_rows_are_noted_and_not_taken():

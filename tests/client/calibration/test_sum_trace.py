@@ -6,7 +6,7 @@ import pytest
 
 from workbench.client.calibration.sum_trace import SumTrace
 from workbench.plan import Codec, ExperimentError
-from workbench.plan.experiment.measured import PHASES, CollectiveTrace, Phase
+from workbench.plan.experiment.metrics import PHASES, CollectiveTrace, Phase
 
 
 def test_a_coded_ring_is_shown_phase_by_phase(cluster, tmp_path):

@@ -106,7 +106,7 @@ def test_what_extends_nothing_is_refused():
 def test_base_classes_are_those_of_the_built_in_ones():
     from workbench.comm.algorithms.flat import FLAT
     from workbench.plan.placement.schemes import SCHEMES
-    from workbench.plan.rules.rule import BUILT_IN
+    from workbench.plan.plans.rule import BUILT_IN
 
     assert all(isinstance(one, wb.extend.Algorithm) for one in FLAT.values())
     assert all(isinstance(one, wb.extend.Rule) for one in BUILT_IN.values())

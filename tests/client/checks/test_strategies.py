@@ -6,7 +6,7 @@ from torch import nn
 
 import workbench as wb
 from workbench.client.checks.strategies import checks_of
-from workbench.plan.experiment.strategy import Strategy
+from workbench.plan.experiment.sync import Strategy
 
 LONG_S = 240.0
 

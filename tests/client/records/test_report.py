@@ -10,7 +10,7 @@ import pytest
 import workbench as wb
 from workbench.client.records import optional
 from workbench.client.records.environment import MACHINE
-from workbench.plan.display.html import page
+from workbench.plan.io.html import page
 
 VOID = {"meta", "img", "br"}
 

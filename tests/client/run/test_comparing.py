@@ -12,8 +12,8 @@ from tests.predict.machines import FAST
 from workbench.client.calibration.recalibrating import recalibrated
 from workbench.client.run import comparing
 from workbench.client.run.comparing import timeline_of
-from workbench.plan.errors import MachineError
-from workbench.plan.experiment.measured import Span
+from workbench.plan.experiment.metrics import Span
+from workbench.plan.io.errors import MachineError
 from workbench.plan.machine.work import work_of
 from workbench.predict.time.simulation import PARTS
 from workbench.store.errors import ClusterError

@@ -14,11 +14,11 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import workbench as wb
 from workbench.client.run.own_objects import kept
 from workbench.model.tracing.trace import trace
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import SGD, Experiment, Metric, TorchData
-from workbench.plan.extension.own import OwnObjectError
 from workbench.plan.extension.sealed import KEY_FILE
-from workbench.plan.plan import Plan
+from workbench.plan.extension.user_object import OwnObjectError
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.store import messages
 from workbench.store.cluster_spec import KEY, key_of
 from workbench.store.errors import RunError

@@ -11,7 +11,7 @@ from tests.plan.placement.own import ByGroups, ConvOut, Inside, OtherSlice, Twic
 from workbench.client.checks.schemes import checks_of, cluster_checks_of, small_models
 from workbench.plan.placement.placement import Partial, Replicate, Shard
 from workbench.plan.placement.schemes import Duplicated, ShardIn, ShardOut
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.store.errors import RunError
 
 

@@ -11,7 +11,7 @@ from workbench.comm.codecs.coders import Coder
 from workbench.comm.messages.flat import MessageRound
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import predict
 
 

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import workbench as wb
-from workbench.plan.reshard import Reshard
+from workbench.plan.plans.reshard import Reshard
 from workbench.store.errors import ClusterError, RunError
 
 LONG_S = 120.0

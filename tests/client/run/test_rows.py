@@ -7,7 +7,7 @@ import pytest
 
 from tests.client.fake_session import row
 from workbench.client.run.rows import Rows
-from workbench.plan.experiment.measured import COLUMNS
+from workbench.plan.experiment.metrics import COLUMNS
 
 RANKS = 4
 

@@ -12,7 +12,7 @@ from tests.plan.graphs import mlp
 from tests.store.test_messages import experiment
 from workbench.client.run.run import Run
 from workbench.plan import Plan
-from workbench.plan.experiment.measured import COLUMNS
+from workbench.plan.experiment.metrics import COLUMNS
 from workbench.store.errors import ClusterError, Diverged, RunError
 
 

@@ -14,7 +14,7 @@ import workbench as wb
 from tests.client.interrupts import interrupt_inside
 from workbench.client.run.job import Job
 from workbench.model.errors import ModelError
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 from workbench.store.errors import ClusterError
 from workbench.store.process import RENDEZVOUS, holder
 from workbench.train.data.opening import open_data

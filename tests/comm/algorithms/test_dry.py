@@ -7,8 +7,8 @@ from tests.own_sums import Star, Tree
 from workbench.comm.algorithms.algorithm import MOST_BYTES, Algorithm
 from workbench.comm.algorithms.flat import FLAT
 from workbench.comm.messages.flat import MessageRound
-from workbench.plan.experiment.codec import Codec
-from workbench.plan.extension.own import OwnObjectError
+from workbench.plan.collective.codec import Codec
+from workbench.plan.extension.user_object import OwnObjectError
 from workbench.predict.traffic import collective_costs
 
 CASES = [(k, n) for k in range(1, 10) for n in sorted({0, 1, k - 1, k, 5, 1003})]

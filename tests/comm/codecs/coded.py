@@ -3,7 +3,7 @@
 import torch
 
 from workbench.comm.codecs.coding import PieceCoding, coder_of
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 
 CPU = torch.device("cpu")
 NAMES = ("fp16", "bf16", "bf16_truncated", "int8", "int4", "top_k")

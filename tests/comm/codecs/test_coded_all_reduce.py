@@ -8,7 +8,7 @@ from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.collectives import all_gather
 from workbench.comm.messages.errors import CodecError, CommError
 from workbench.comm.messages.flat import even
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.placement.placement import Shard
 
 CASES = [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.comm.codecs.coded import NAMES, coding, encoded, laplace, round_trip
 from workbench.comm.messages.errors import CodecError
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 
 PROFILE = settings(max_examples=40, derandomize=True, database=None)
 DTYPES = (torch.float32, torch.float64)

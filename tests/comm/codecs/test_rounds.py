@@ -10,7 +10,7 @@ from tests.comm.lockstep import run
 from workbench.comm.algorithms.flat import FLAT
 from workbench.comm.algorithms.hierarchical import across
 from workbench.comm.messages.flat import cut, even
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 
 PROFILE = settings(max_examples=40, derandomize=True, database=None)
 ALGORITHMS = {name: FLAT[name].coded_rounds for name in ("ring", "direct")}

@@ -3,7 +3,7 @@
 import pytest
 
 from workbench.hosts.emulated.network import ShapedLink
-from workbench.plan.units import bandwidth_of
+from workbench.plan.io.units import bandwidth_of
 
 
 @pytest.mark.parametrize(

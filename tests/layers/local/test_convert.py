@@ -5,8 +5,7 @@ import torch
 
 from workbench.layers.local.context import BatchContext
 from workbench.layers.local.convert import ConvertLayout
-from workbench.plan.placement.layout import ROWS, Conversion, Layout
-from workbench.plan.placement.placement import Replicate, Shard
+from workbench.plan.placement.placement import ROWS, Conversion, Layout, Replicate, Shard
 
 WHOLE = torch.arange(8.0).view(1, 8)
 PIECES = Shard(1, (6, 2))

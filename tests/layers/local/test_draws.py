@@ -8,7 +8,7 @@ from workbench.layers.local.context import BatchContext
 from workbench.layers.local.draws import DrawError, PlacedDraws
 from workbench.layers.local.draws import drawing as entered
 from workbench.model.tracing.trace import trace
-from workbench.plan.graph import Layer
+from workbench.plan.graph.graph import Layer
 from workbench.train.verify.reference import VerifyError, place_draws
 
 

@@ -6,8 +6,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from workbench.layers.local.embedding import local_embedding
-from workbench.plan.graph import Layer
-from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.graph.graph import Layer
+from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.placement.placement import Shard
 
 LAYER = Layer("words", "embedding", ("input",), (3,), (3, 4), num_embeddings=7)

@@ -10,7 +10,7 @@ from workbench.model.tracing.rewrites.linears import TransposedLinear
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.model.weights.slices import WeightsFile
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 
 def pair(in_features=6, out_features=4, bias=True, dtype=torch.float64):

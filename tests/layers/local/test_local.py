@@ -12,7 +12,7 @@ from workbench.layers.local.context import BatchContext
 from workbench.layers.local.idle import Idle
 from workbench.layers.local.local import idles
 from workbench.model.tracing.trace import trace
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 
 @pytest.mark.parametrize("scheme", ["shard_in", "shard_out"])

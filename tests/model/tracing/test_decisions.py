@@ -10,7 +10,7 @@ from torch import nn
 from tests.model.traced import calling
 from workbench import Plan
 from workbench.model import ModelError, TraceError, skeleton, trace
-from workbench.plan.experiment.least_rows import Schedule, check_rows
+from workbench.plan.experiment.checks import Schedule, check_rows
 
 
 @pytest.mark.parametrize(

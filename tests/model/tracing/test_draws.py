@@ -12,7 +12,7 @@ from torch import nn
 from tests.model.traced import calling
 from workbench.model import TraceError, trace
 from workbench.model.tracing.draws import Draws, drawing, hashed
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 TOKENS = (4, 6)
 

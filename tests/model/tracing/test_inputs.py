@@ -8,7 +8,7 @@ from torch import nn
 from tests.layers.several import Joined, Masked, Placed
 from workbench.model.errors import ModelError, TraceError
 from workbench.model.tracing.trace import skeleton, trace
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 
 
 def test_each_input_is_read_under_its_name():

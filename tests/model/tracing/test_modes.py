@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from workbench.model import ModelError, TraceError, skeleton, trace
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 
 class Branch(nn.Module):

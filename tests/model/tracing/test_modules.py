@@ -8,7 +8,7 @@ from torch.nn.utils import parametrizations
 
 from tests.model.traced import assert_computes_the_same, calling, traced
 from workbench.model import skeleton, trace
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 IMAGE = (3, 8, 8)
 

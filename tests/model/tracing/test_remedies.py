@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from tests.model.traced import calling
 from workbench.model import TraceError, trace
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 
 
 @pytest.mark.parametrize(

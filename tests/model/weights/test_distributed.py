@@ -19,7 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 
 from workbench.model import CheckpointError
 from workbench.model.weights.distributed import read
-from workbench.plan.placement.mesh import RankConfig
+from workbench.plan.placement.placement import RankConfig
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning:torch.distributed", "ignore:ComplexHalf support is experimental"

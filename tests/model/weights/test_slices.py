@@ -19,7 +19,7 @@ from workbench.model import (
     index_pieces,
 )
 from workbench.model.weights.files import write_tensors
-from workbench.plan.graph import Weight
+from workbench.plan.graph.graph import Weight
 from workbench.plan.placement.placement import Shard
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64]

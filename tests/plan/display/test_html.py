@@ -1,6 +1,5 @@
 """What a notebook shows is saved as a picture, a page or a table."""
 
-import math
 import xml.etree.ElementTree as ElementTree
 
 import pandas
@@ -9,7 +8,7 @@ import pytest
 import workbench as wb
 from tests.plan import graphs
 from workbench.plan.display import svg
-from workbench.plan.display.html import MOST_LINES, frame_of, save, table_svg
+from workbench.plan.io.html import save
 
 MACHINE = wb.Machine.preset("h100-nvlink")
 PLAN = wb.Plan.hybrid(graphs.vgg(), 2)
@@ -39,15 +38,13 @@ def test_what_is_shown_is_a_table_and_a_file(name, tmp_path):
     frame = shown.to_frame()
     assert isinstance(frame, pandas.DataFrame)
     assert len(frame)
-    for ending in ("svg", "html", "csv"):
+    for ending in ("html", "csv"):
         shown.save(tmp_path / f"x.{ending}")
-    root = ElementTree.parse(tmp_path / "x.svg").getroot()
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
     page = (tmp_path / "x.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
     assert shown._repr_html_() in page
     assert len(pandas.read_csv(tmp_path / "x.csv")) == len(frame)
-    with pytest.raises(ValueError, match=r"is saved as .svg, .html or .csv, got 'x.png'"):
+    with pytest.raises(ValueError, match=r"is saved as .*\.html or .csv, got 'x.png'"):
         shown.save(tmp_path / "x.png")
     assert not (tmp_path / "x.png").exists()
 
@@ -62,8 +59,8 @@ def test_values_are_still_saved_as_text(tmp_path):
 
 
 def test_an_ending_means_the_same_in_any_case(tmp_path):
-    EXPERIMENT.save(tmp_path / "x.SVG")
-    assert (tmp_path / "x.SVG").read_text("utf-8").startswith("<svg")
+    PLAN.save(tmp_path / "x.SVG")
+    assert ElementTree.parse(tmp_path / "x.SVG").getroot().tag.endswith("}svg")
 
 
 def test_figures_are_plain_numbers():
@@ -79,14 +76,6 @@ def test_figures_are_plain_numbers():
     assert held >= PLAN.parameters_of(0)
     assert plan["parameters"].sum() == PLAN.graph.parameters
     assert PLAN.graph.to_frame()["flops"].sum() == PLAN.graph.flops
-
-
-def test_a_table_is_drawn_whole_and_escaped():
-    frame = frame_of([{"a": "<b>", "n": math.nan}, {"a": None, "n": 0.5}], ("a", "n"))
-    words = [each.text for each in ElementTree.fromstring(table_svg(frame)).iter() if each.text]
-    assert words == ["a", "n", "<b>", "–", "–", "0.5"]
-    long = frame_of([{"a": i} for i in range(MOST_LINES + 3)], ("a",))
-    assert "... 3 more" in table_svg(long)
 
 
 def test_pictures_below_each_other():
@@ -107,5 +96,3 @@ def test_an_index_with_a_name_is_a_column(tmp_path):
 
     save(Named(), tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_text() == "run,loss\na,1.0\n"
-    save(Named(), tmp_path / "x.svg")
-    assert "run" in (tmp_path / "x.svg").read_text()

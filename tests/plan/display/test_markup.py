@@ -5,8 +5,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.plan.display.html import page, table
-from workbench.plan.display.markup import Markup, element, folded, joined, lines
+from workbench.plan.io.html import Markup, element, folded, joined, lines, page, table
 
 
 class Read(HTMLParser):

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from workbench.plan.experiment.algorithm import (
+from workbench.plan.collective.algorithm import (
     CODED,
     MOST_DIRECT,
     THRESHOLDS,

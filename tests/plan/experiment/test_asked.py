@@ -6,9 +6,9 @@ import pytest
 
 import workbench as wb
 from tests.plan import graphs
-from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.experiment.asked import experiment_of, required_plan, usual
-from workbench.plan.plan import Plan
+from workbench.plan.experiment.question import experiment_of, required_plan, usual
+from workbench.plan.io.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.plans.plan import Plan
 
 GRAPH = graphs.mlp(8, 16, 5)
 PLAN = Plan.hybrid(GRAPH, 2)

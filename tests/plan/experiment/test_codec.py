@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.own_sums import Sign
 from tests.plan.graphs import mlp
 from workbench.plan import SGD, Codec, Experiment, ExperimentError, Plan, Synchronous
-from workbench.plan.experiment.codec import as_codec
+from workbench.plan.collective.codec import as_codec
 
 PLAN = Plan.data_parallel(mlp(4, 4), 2)
 

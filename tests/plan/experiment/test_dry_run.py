@@ -2,10 +2,10 @@
 
 import pytest
 
-from workbench.plan.experiment.codec import Codec
-from workbench.plan.experiment.dry_run import DryRun, Longest, algorithm_of, dry_run
+from workbench.plan.collective.algorithm import DryRun, Longest, algorithm_of, dry_run
+from workbench.plan.collective.codec import Codec
 from workbench.plan.extension.extension import Extension
-from workbench.plan.extension.own import Own, OwnObjectError
+from workbench.plan.extension.user_object import Own, OwnObjectError
 
 
 class Counted(Extension):

@@ -8,8 +8,8 @@ from torch import nn
 
 from tests.plan.graphs import mlp
 from workbench.model.tracing.trace import trace
-from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
+from workbench.plan.experiment.checks import LossScale
 from workbench.plan.experiment.experiment import (
     CIFAR10,
     SGD,
@@ -20,12 +20,11 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.experiment.optimizers import OPTIMIZERS, RMSprop, Rprop
-from workbench.plan.experiment.parameter_group import ParameterGroup
-from workbench.plan.experiment.precision import LossScale
+from workbench.plan.experiment.optimizers import OPTIMIZERS, ParameterGroup, RMSprop, Rprop
 from workbench.plan.experiment.schedule import WarmupCosine
-from workbench.plan.experiment.strategy import Strategy, Timing
-from workbench.plan.plan import Plan
+from workbench.plan.experiment.sync import Strategy, Timing
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.train.strategies.remembered import build_optimizer
 
 run = partial(

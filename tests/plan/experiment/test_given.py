@@ -6,7 +6,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.plan.graphs import vgg
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import (
     SGD,
     Experiment,
@@ -15,7 +14,8 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     TorchData,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 
 FIELDS = dict(plan=Plan.data_parallel(vgg(), 2), data="digits", optimizer="sgd", steps=10)
 ROWS = TensorDataset(torch.rand(4, 2))

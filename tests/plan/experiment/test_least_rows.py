@@ -15,8 +15,8 @@ from workbench.plan import (
     Plan,
     Synthetic,
 )
-from workbench.plan.experiment.least_rows import Schedule, check_rows
-from workbench.plan.inputs import Input
+from workbench.plan.experiment.checks import Schedule, check_rows
+from workbench.plan.graph.graph import Input
 from workbench.train.data.opening import open_data
 
 

@@ -8,7 +8,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.plan.graphs import vgg
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import (
     Experiment,
     LocalSGD,
@@ -26,7 +25,8 @@ from workbench.plan.experiment.optimizers import (
     RMSprop,
     Rprop,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.resident import optimizer_bytes
 from workbench.program.step import program_of
 from workbench.train.strategies.remembered import build_optimizer

@@ -7,13 +7,12 @@ import pytest
 from tests.own_sums import Half, Sign, Star, Tree
 from tests.plan.graphs import mlp
 from workbench.plan import SGD, Codec, Experiment, ExperimentError, Pipelined, Plan, Synchronous
-from workbench.plan.experiment.algorithm import chosen
-from workbench.plan.experiment.codec import OwnCodec, as_codec
-from workbench.plan.experiment.dry_run import dry_run
+from workbench.plan.collective.algorithm import chosen, dry_run
+from workbench.plan.collective.codec import OwnCodec, as_codec
 from workbench.plan.experiment.sync import check_own
 from workbench.plan.extension import extension as extensions
 from workbench.plan.extension.extension import name_of
-from workbench.plan.extension.own import Own, OwnObjectError, mapped
+from workbench.plan.extension.user_object import Own, OwnObjectError, mapped
 
 PLAN = Plan.data_parallel(mlp(4, 4), 2)
 

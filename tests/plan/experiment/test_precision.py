@@ -5,10 +5,10 @@ import torch
 
 import workbench as wb
 from tests.plan import graphs
-from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment.asked import experiment_of
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.plan import Plan
+from workbench.plan.experiment.question import experiment_of
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 
 PLAN = Plan.hybrid(graphs.vgg(), 4, 2)
 FIELDS = dict(plan=PLAN, data="digits", optimizer=wb.SGD(lr=0.1), steps=3, precision="fp16")

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.plan.graphs import vgg
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import SGD, AdamW, Experiment, ParameterGroup, Rprop
 from workbench.plan.experiment.schedule import LRScheduler, WarmupCosine
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 
 FIELDS = dict(
     plan=Plan.hybrid(vgg(), 4, 2), data="digits", optimizer=SGD(0.1, momentum=0.9), steps=10

@@ -7,15 +7,22 @@ import torch
 
 from tests.plan.graphs import mlp
 from workbench.client.run.own_objects import kept
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.experiment.strategy import Compensated, Strategy, Timing
-from workbench.plan.experiment.sync import LocalSGD, OwnStrategy, Pipelined, Synchronous
+from workbench.plan.experiment.sync import (
+    Compensated,
+    LocalSGD,
+    OwnStrategy,
+    Pipelined,
+    Strategy,
+    Synchronous,
+    Timing,
+)
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.extension import extension
-from workbench.plan.extension.own import opened
 from workbench.plan.extension.sealed import KEY_FILE
-from workbench.plan.plan import Plan
+from workbench.plan.extension.user_object import opened
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
 from workbench.store import messages
 from workbench.store.cluster_spec import KEY

@@ -21,7 +21,7 @@ from workbench.plan.experiment.task import (
     is_iterated,
     made,
 )
-from workbench.plan.extension.own import Own
+from workbench.plan.extension.user_object import Own
 
 ROWS = [(torch.zeros(4), 0), (torch.ones(4), 1), (torch.ones(4), 0)]
 

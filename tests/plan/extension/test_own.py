@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from workbench.plan.experiment.task import Digits, TorchData
-from workbench.plan.extension import own as owns
+from workbench.plan.extension import user_object as owns
 from workbench.plan.extension.extension import Check, Extension, extension_of, named
-from workbench.plan.extension.own import (
+from workbench.plan.extension.sealed import KEY_BYTES, KEY_FILE, pack
+from workbench.plan.extension.user_object import (
     Own,
     OwnObjectError,
     called,
@@ -17,7 +18,6 @@ from workbench.plan.extension.own import (
     opened,
     taken,
 )
-from workbench.plan.extension.sealed import KEY_BYTES, KEY_FILE, pack
 
 ROWS = [1]
 

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 import workbench as wb
 from tests.plan.graphs import vgg
 from tests.plan.machines import CURVED, LINK, device, machine, sample, work
-from workbench.plan.errors import MachineError
-from workbench.plan.machine.device import Device
-from workbench.plan.machine.link import Curve
+from workbench.plan.io.errors import MachineError
+from workbench.plan.machine.device import Curve, Device
 from workbench.plan.machine.machine import Machine
 from workbench.plan.machine.work import works_of
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 SECONDS = st.floats(1e-6, 1.0)
 ROWS = st.lists(st.integers(1, 500), min_size=1, max_size=5, unique=True).map(sorted)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.plan.graphs import Builder, mlp, transformer, vgg
 from workbench.plan.machine.work import work_of, works_of
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 GRAPH = vgg()
 

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.plan.machines import device, work
-from workbench.plan.errors import MachineError
+from workbench.plan.io.errors import MachineError
 from workbench.plan.machine.machine import Machine
-from workbench.plan.machine.workspace import Needed, Workspace
+from workbench.plan.machine.work import Needed, Workspace
 
 KEY = "linear Linear 4 > 4"
 KNOWN = Workspace(key=KEY, precision="fp32", points=((1, 0, 10, 100), (4, 30, 10, 160)))

@@ -3,11 +3,10 @@
 import pytest
 
 from tests.plan.graphs import Builder, transformer
-from workbench.plan.errors import PlanError
-from workbench.plan.graph import Weight
-from workbench.plan.placement.layout import Layout
-from workbench.plan.placement.placement import Partial, Replicate, Shard
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Weight
+from workbench.plan.io.errors import PlanError
+from workbench.plan.placement.placement import Layout, Partial, Replicate, Shard
+from workbench.plan.plans.plan import Plan
 
 GRAPH = transformer()
 WHOLE = Plan.data_parallel(GRAPH, 4)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.plan.errors import PlanError
-from workbench.plan.placement.division import BLOCK, checked_shares, divide, shared_out
+from workbench.plan.io.errors import PlanError
+from workbench.plan.placement.placement import BLOCK, checked_shares, divide, shared_out
 
 SHARES = st.lists(st.sampled_from([0, 0.5, 1, 1, 3]), min_size=1, max_size=9).filter(any)
 

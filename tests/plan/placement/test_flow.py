@@ -3,9 +3,8 @@
 import pytest
 
 from tests.plan.graphs import Builder, mlp, vgg
-from workbench.plan.placement.layout import ROWS, Layout
-from workbench.plan.placement.placement import Partial, Replicate, Shard
-from workbench.plan.plan import Plan
+from workbench.plan.placement.placement import ROWS, Layout, Partial, Replicate, Shard
+from workbench.plan.plans.plan import Plan
 
 R2 = Layout(2, Replicate())
 

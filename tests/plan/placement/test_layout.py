@@ -2,8 +2,17 @@
 
 import pytest
 
-from workbench.plan.placement.layout import ROWS, Conversion, Layout, over, route, volume
-from workbench.plan.placement.placement import Partial, Replicate, Shard
+from workbench.plan.placement.placement import (
+    ROWS,
+    Conversion,
+    Layout,
+    Partial,
+    Replicate,
+    Shard,
+    over,
+    route,
+    volume,
+)
 
 WHOLE, SUMS = Layout(4, Replicate()), Layout(4, Partial())
 CUT, ACROSS = Layout(4, Shard(1, (2, 2, 2, 2))), Layout(4, Shard(2, (2, 2, 2, 2)))

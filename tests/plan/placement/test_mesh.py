@@ -1,7 +1,7 @@
 import pytest
 
-from workbench.plan.errors import PlanError
-from workbench.plan.placement.mesh import (
+from workbench.plan.io.errors import PlanError
+from workbench.plan.placement.placement import (
     RankConfig,
     group_sizes,
     replica_group,

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.graphs import Builder, mlp
-from workbench.plan.errors import PlanError
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.module_plan import ModulePlan, ModuleStyle
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import PlanError
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.plans.module_plan import ModulePlan, ModuleStyle
+from workbench.plan.plans.plan import Plan
 
 TARGET = "torch.nn.Linear"
 OUT, IN = LayerPlan("shard_out", 2), LayerPlan("shard_in", 2)

@@ -7,9 +7,8 @@ import pytest
 from tests.plan.graphs import Builder, mlp
 from tests.plan.placement.own import ByGroups, ConvOut, Inside
 from workbench.plan import LayerPlan, Plan, PlanError, Weight
-from workbench.plan.extension.own import Own, mapped
-from workbench.plan.placement.layout import ROWS, Layout
-from workbench.plan.placement.placement import Partial, Replicate, Shard
+from workbench.plan.extension.user_object import Own, mapped
+from workbench.plan.placement.placement import ROWS, Layout, Partial, Replicate, Shard
 from workbench.plan.placement.schemes import BUILT_IN, Scheme
 
 HERE = "tests.plan.placement.own"

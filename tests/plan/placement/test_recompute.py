@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.graphs import Builder, mlp
-from workbench.plan.errors import PlanError
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.recompute import choose, matching, segments_of
+from workbench.plan.io.errors import PlanError
+from workbench.plan.placement.layer_plan import LayerPlan, choose, matching, segments_of
 
 NET = mlp(8, 8, 8, 8)  # fc0 relu0 fc1 relu1 fc2
 AGAIN = LayerPlan(recompute=True)

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.plan.graphs import Builder
-from workbench.plan.placement.layout import ROWS, Layout, volume
-from workbench.plan.placement.placement import Partial, Replicate, Shard
+from workbench.plan.placement.placement import ROWS, Layout, Partial, Replicate, Shard, volume
 from workbench.plan.placement.rules import after, before
 
 CUT = Layout(2, Shard(1, (3, 1)))

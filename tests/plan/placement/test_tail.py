@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.graphs import Builder, mlp, vgg
-from workbench.plan.errors import PlanError
-from workbench.plan.graph import Weight
-from workbench.plan.placement.tail import ROUNDS, RoundsError, round_rows
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Weight
+from workbench.plan.io.errors import PlanError
+from workbench.plan.placement.rounds import ROUNDS, RoundsError, round_rows
+from workbench.plan.plans.plan import Plan
 
 PLAN = Plan.hybrid(vgg(), 4, 2)
 

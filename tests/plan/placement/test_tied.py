@@ -5,14 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.graphs import Builder
-from workbench.plan.errors import PlanError
-from workbench.plan.graph import Graph, Weight
-from workbench.plan.inputs import Input
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.layout import ROWS, Layout
-from workbench.plan.placement.placement import Partial, Replicate, Shard
+from workbench.plan.graph.graph import Graph, Input, Weight
+from workbench.plan.io.errors import PlanError
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.placement import ROWS, Layout, Partial, Replicate, Shard
 from workbench.plan.placement.tied import read_otherwise
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.search.space.choices import options_of
 
 SHARES = (2, 0, 1)

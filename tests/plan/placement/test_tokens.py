@@ -10,8 +10,7 @@ import workbench as wb
 from tests.layers import heads
 from tests.oracle.cases import graph_of
 from tests.oracle.written import NORMED
-from workbench.plan.placement.layout import Layout
-from workbench.plan.placement.placement import Replicate, Shard
+from workbench.plan.placement.placement import Layout, Replicate, Shard
 
 TOKENS, WIDTH = 6, 8
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.plan.graphs import Builder
 from workbench.model.tracing.trace import trace
-from workbench.plan.errors import PlanError
+from workbench.plan.io.errors import PlanError
 from workbench.plan.placement.placement import apportion
-from workbench.plan.plan import Plan
-from workbench.plan.rules.filters import GRAINS, in_grains
+from workbench.plan.placement.presets import GRAINS, in_grains
+from workbench.plan.plans.plan import Plan
 
 SHARES = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any)
 

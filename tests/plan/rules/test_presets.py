@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.graphs import Builder, mlp, transformer, vgg
-from workbench.plan.graph import Graph, Weight
-from workbench.plan.inputs import Input
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.plan import Plan
-from workbench.plan.rules.presets import layer_decisions
+from workbench.plan.graph.graph import Graph, Input, Weight
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.presets import layer_decisions
+from workbench.plan.plans.plan import Plan
 
 BLOCK = Plan.hybrid(transformer(), 4, 2)
 

@@ -6,8 +6,7 @@ import pytest
 
 from tests.plan.graphs import mlp, transformer
 from workbench.plan import Plan, PlanError
-from workbench.plan.rules.checks import checks_of
-from workbench.plan.rules.rule import BUILT_IN, GroupRule, Rule, plan_by
+from workbench.plan.plans.rule import BUILT_IN, GroupRule, Rule, checks_of, plan_by
 
 GRAPHS = [mlp(8, 16, 4), transformer()]
 

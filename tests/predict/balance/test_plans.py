@@ -7,12 +7,12 @@ from torch import nn
 
 from tests.plan.graphs import Builder
 from workbench.model.tracing.trace import trace
-from workbench.plan.errors import MachineError, PlanError
 from workbench.plan.experiment.experiment import SGD, Experiment
-from workbench.plan.machine.experience import Sample
+from workbench.plan.io.errors import MachineError, PlanError
+from workbench.plan.machine.device import Sample
 from workbench.plan.machine.machine import Device, Link, Machine
 from workbench.plan.machine.work import work_of
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.balance import balanced
 from workbench.predict.prediction import predict
 

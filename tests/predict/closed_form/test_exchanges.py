@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
+from workbench.plan.io.errors import ExperimentError
 from workbench.predict.closed_form import FLAT, Coding, Network, Terms, hierarchical, ring
 from workbench.predict.traffic import collective_costs
 

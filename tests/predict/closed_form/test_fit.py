@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from workbench.plan.errors import MachineError
+from workbench.plan.io.errors import MachineError
 from workbench.predict.closed_form import FLAT, Measurement, Network, fit
 
 NETWORK = Network(1.2e8, latency_s=1e-4, reduction_s_per_byte=2e-10, synchronisation_s=5e-4)

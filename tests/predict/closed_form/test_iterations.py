@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.plan.errors import MachineError
+from workbench.plan.io.errors import MachineError
 from workbench.predict.closed_form import (
     Compute,
     gain_bound,

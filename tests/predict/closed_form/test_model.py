@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import workbench as wb
-from workbench.plan.errors import ExperimentError, MachineError
+from workbench.plan.io.errors import ExperimentError, MachineError
 from workbench.predict.closed_form import (
     ONCE,
     Coding,

@@ -15,7 +15,7 @@ from workbench.layers.local.faster import LARGE_BYTES
 from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
 from workbench.model.weights.initial import initialize
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import (
     SGD,
     Adadelta,
@@ -28,9 +28,8 @@ from workbench.plan.experiment.experiment import (
     Synthetic,
 )
 from workbench.plan.machine.machine import Machine
-from workbench.plan.machine.work import work_of
-from workbench.plan.machine.workspace import Workspace, takes_workspace
-from workbench.plan.plan import Plan
+from workbench.plan.machine.work import Workspace, takes_workspace, work_of
+from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.memory import memory_of
 from workbench.predict.memory.resident import STAGING_BYTES
 from workbench.program.buckets import KEEPS_GRADIENT_BYTES

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from tests.plan.graphs import Builder
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 
 _FOLLOWERS = ("elementwise", "dropout", "pool", "batch_norm", "op", "layer_norm")
 

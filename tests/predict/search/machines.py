@@ -2,8 +2,7 @@
 
 from hypothesis import strategies as st
 
-from workbench.plan.machine.device import Device
-from workbench.plan.machine.link import Link
+from workbench.plan.machine.device import Device, Link
 from workbench.plan.machine.machine import Machine
 
 

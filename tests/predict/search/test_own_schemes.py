@@ -7,7 +7,7 @@ import pytest
 import workbench as wb
 from tests.plan.placement.own import ConvOut, Inside
 from tests.plan.placement.test_own_schemes import GRAPH
-from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.layer_plan import LayerPlan
 
 MACHINE = wb.Machine.preset("cpu-10gbe")
 OWN = ConvOut(), Inside()

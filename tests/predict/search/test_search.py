@@ -16,10 +16,10 @@ from tests.plan import graphs
 from tests.predict.search.drawn import convolutions, tokens
 from tests.predict.search.machines import machine, machines
 from workbench.model.tracing.trace import trace
-from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.tail import RoundsError
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.rounds import RoundsError
+from workbench.plan.plans.plan import Plan
 from workbench.predict.search import MemoryLimitError, search
 from workbench.predict.search.limit import bytes_of
 from workbench.predict.search.space.choices import options_of

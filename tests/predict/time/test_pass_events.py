@@ -5,9 +5,9 @@ import pytest
 from tests.plan import graphs
 from tests.predict.machines import FAST, device, machine
 from tests.predict.time.test_step_events import predicted
-from workbench.plan.machine.experience import Sample
+from workbench.plan.machine.device import Sample
 from workbench.plan.machine.work import work_of
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 
 def backward_s(plan, **fields):

@@ -13,9 +13,9 @@ from tests.layers import nets
 from tests.layers.drawn import plans
 from tests.plan import graphs
 from tests.predict.machines import FAST, device, link, machine
-from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.experiment.measured import KINDS, LANES
-from workbench.plan.plan import Plan
+from workbench.plan.experiment.metrics import KINDS, LANES
+from workbench.plan.io.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.plans.plan import Plan
 from workbench.predict.time.simulation import PARTS, simulated
 from workbench.program.step import program_of
 

@@ -6,8 +6,8 @@ import workbench as wb
 from tests.plan import graphs
 from tests.predict.machines import device, link, machine
 from workbench.plan.experiment.experiment import ParameterServer, Pipelined
-from workbench.plan.machine.link import BY_BACKEND, EXCHANGE, INTO_NEW, Curve
-from workbench.plan.plan import Plan
+from workbench.plan.machine.device import BY_BACKEND, EXCHANGE, INTO_NEW, Curve
+from workbench.plan.plans.plan import Plan
 
 WHOLE = 2**40
 ROOTED = ("reduce", "broadcast")

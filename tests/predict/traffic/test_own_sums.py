@@ -10,7 +10,7 @@ from tests.plan.graphs import mlp
 from tests.predict.traffic.test_traffic import check, experiment
 from workbench.plan import SGD, Experiment, Machine
 from workbench.plan.experiment.experiment import Pipelined, Synchronous
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.closed_form import Compute, Network, TimingModel
 from workbench.predict.prediction import predict
 from workbench.program.step import program_of

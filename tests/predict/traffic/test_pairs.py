@@ -11,10 +11,10 @@ from tests.layers import nets
 from tests.layers.drawn import GRAPHS
 from tests.predict.traffic.test_traffic import experiment, runs
 from workbench.comm.algorithms import flat as executed
-from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import LocalSGD, ParameterServer, Synchronous
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.predict.traffic.collective_costs import (
     FLAT,
     Part,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
 from tests.predict import running
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import (
     SGD,
     Adam,
@@ -20,8 +20,8 @@ from workbench.plan.experiment.experiment import (
     Pipelined,
     Synchronous,
 )
-from workbench.plan.placement.tail import ROUNDS
-from workbench.plan.plan import Plan
+from workbench.plan.placement.rounds import ROUNDS
+from workbench.plan.plans.plan import Plan
 from workbench.predict.traffic.traffic import pairs_of, traffic_of
 from workbench.program.step import program_of
 

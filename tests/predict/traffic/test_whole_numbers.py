@@ -7,7 +7,7 @@ from tests.predict.test_several_inputs import recorded
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import Experiment, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.traffic.traffic import traffic_of
 from workbench.program.step import program_of
 

@@ -15,7 +15,7 @@ from workbench.model.tracing.trace import trace
 from workbench.model.weights.snapshot import Snapshot
 from workbench.plan.experiment.experiment import SGD, Experiment, Optimizer
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.strategies.optimizer import Updater

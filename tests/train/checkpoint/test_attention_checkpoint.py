@@ -8,7 +8,7 @@ from workbench.model.tracing.trace import trace
 from workbench.model.weights.slices import PieceSet
 from workbench.plan.experiment.experiment import Adam
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint.checkpoint import latest
 
 GRAPH = trace(saving.attending(), input_shape=(4, 12))

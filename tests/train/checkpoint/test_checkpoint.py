@@ -12,7 +12,7 @@ from workbench.model.tracing.trace import trace
 from workbench.model.weights.slices import PieceSet
 from workbench.plan.experiment.experiment import Adam, AdamW, Experiment
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.checkpoint import CheckpointError, latest, load
 from workbench.train.checkpoint.saver import Holding, assign

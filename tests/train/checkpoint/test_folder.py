@@ -7,7 +7,7 @@ import pytest
 from tests.plan.graphs import mlp
 from workbench.model.errors import CheckpointError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import folder
 
 GRAPH = mlp(4, 3, 2)

@@ -8,7 +8,7 @@ from torch import nn
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.store.messages import StopRequest
 from workbench.train.checkpoint.checkpoint import state_dict
 from workbench.train.loop.loop import train

@@ -24,7 +24,7 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.in_flight import (

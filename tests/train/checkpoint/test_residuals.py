@@ -7,9 +7,9 @@ from tests.train import small
 from tests.train.loop.test_session import GRAPH, session
 from tests.train.runs import same
 from workbench.model.weights.initial import initialize
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.in_flight import named
 from workbench.train.checkpoint.saver import residual_holdings

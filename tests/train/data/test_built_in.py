@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from workbench.model.vision import torchvision
 from workbench.plan.experiment.experiment import CIFAR10, Digits, ImageFolder, Synthetic
 from workbench.plan.experiment.task import Text
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 from workbench.train.data.built_in import Centres, Sequences, fit
 from workbench.train.data.feed import order, rows_of_step
 from workbench.train.data.opening import open_data

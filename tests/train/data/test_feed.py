@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from workbench.plan.experiment.task import TorchData
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 from workbench.train.data.feed import (
     Feed,
     as_wide,

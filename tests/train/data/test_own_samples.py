@@ -14,13 +14,13 @@ from torch.utils.data import TensorDataset
 
 from tests.train.data.spirals import Spirals, paired
 from workbench.model.tracing.trace import trace
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import SGD, Experiment
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.extension import extension
-from workbench.plan.extension.own import OwnObjectError
-from workbench.plan.inputs import Input
-from workbench.plan.plan import Plan
+from workbench.plan.extension.user_object import OwnObjectError
+from workbench.plan.graph.graph import Input
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import Feed
 from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError

@@ -9,11 +9,11 @@ from torch.utils.data import IterableDataset
 
 from tests.train.data.spirals import CLASSES
 from workbench.model.tracing.trace import trace
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.task import TorchData
-from workbench.plan.inputs import Input
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Input
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import Feed
 from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError

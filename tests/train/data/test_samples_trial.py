@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from workbench.plan.experiment.task import TorchData
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError, Indexed, digest
 from workbench.train.data.samples_trial import try_samples

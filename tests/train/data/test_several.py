@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from workbench.plan.experiment.experiment import Digits, Synthetic
 from workbench.plan.experiment.task import Text, TorchData
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError
 

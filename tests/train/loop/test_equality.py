@@ -18,9 +18,8 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.experiment.strategy import Strategy
-from workbench.plan.experiment.sync import OwnStrategy
-from workbench.plan.plan import Plan
+from workbench.plan.experiment.sync import OwnStrategy, Strategy
+from workbench.plan.plans.plan import Plan
 from workbench.store.messages import StopRequest
 from workbench.train.loop.equality import ReplicasDiffer, check_equal, digests
 from workbench.train.loop.loop import Loop

@@ -11,7 +11,7 @@ from workbench.comm.groups.group import Group
 from workbench.comm.messages.recorder import Recorder
 from workbench.layers.local.loss import PLAIN
 from workbench.plan.experiment.task import CrossEntropy, Loss, Metric
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.own_loss import OwnLoss
 from workbench.train.loop.scoring import (

@@ -13,8 +13,8 @@ from workbench.model.errors import TraceError
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment
-from workbench.plan.extension.own import OwnObjectError, is_looked_at
-from workbench.plan.plan import Plan
+from workbench.plan.extension.user_object import OwnObjectError, is_looked_at
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.reading import DataError
 from workbench.train.loop.state import RankState, group_specs_of
 

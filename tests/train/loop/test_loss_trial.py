@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment
 from workbench.plan.experiment.task import Loss
-from workbench.plan.extension.own import OwnObjectError
-from workbench.plan.inputs import Input
-from workbench.plan.plan import Plan
+from workbench.plan.extension.user_object import OwnObjectError
+from workbench.plan.graph.graph import Input
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.opening import open_data
 from workbench.train.data.reads import held_by
 from workbench.train.loop.loss_trial import LossTrial

@@ -10,7 +10,7 @@ from tests.plan.graphs import Builder, mlp
 from workbench.comm.groups.group import Group
 from workbench.comm.messages.recorder import Recorder
 from workbench.layers.local.loss import PLAIN
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 from workbench.train.data.reading import DataError
 from workbench.train.loop.objective import Scores
 

@@ -26,8 +26,8 @@ from workbench.plan.experiment.experiment import (
     Synthetic,
 )
 from workbench.plan.experiment.sync import OwnStrategy
-from workbench.plan.inputs import Input
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Input
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.data.feed import rows_of_step

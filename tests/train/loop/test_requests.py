@@ -8,8 +8,8 @@ import pytest
 from tests.train.small import net
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.extension.own import OwnObjectError, opened
-from workbench.plan.plan import Plan
+from workbench.plan.extension.user_object import OwnObjectError, opened
+from workbench.plan.plans.plan import Plan
 from workbench.train.loop.requests import (
     CarriedOut,
     LearningRate,

@@ -13,7 +13,7 @@ from workbench.comm.groups.world import World
 from workbench.layers.cut_model import group_specs
 from workbench.layers.local.loss import PLAIN
 from workbench.model import trace
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.loop.scoring import ScoringOfClasses, evaluate
 
 

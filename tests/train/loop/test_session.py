@@ -15,7 +15,6 @@ from workbench.client.run.weights import weights_of
 from workbench.comm.groups.world import RankConfig, World
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import (
     SGD,
     AdamW,
@@ -28,7 +27,8 @@ from workbench.plan.experiment.experiment import (
     Synthetic,
     WarmupCosine,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.store.errors import ClusterError
 from workbench.store.evaluations import read_evaluations
 from workbench.store.messages import StopRequest

@@ -7,7 +7,7 @@ import torch
 
 from tests.plan.graphs import Builder, mlp
 from workbench.plan.experiment.task import TorchData
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError
 from workbench.train.loop.trial import ELEMENTS, ROWS, Trial, check_classes

@@ -9,8 +9,8 @@ from torch.func import functional_call
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.inputs import Input
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Input
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
 from workbench.train.measure.curvature import measure_curvature

@@ -9,8 +9,8 @@ from tests.train.small import net
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.machine.link import BY_BACKEND, EXCHANGE, INTO_NEW
-from workbench.plan.plan import Plan
+from workbench.plan.machine.device import BY_BACKEND, EXCHANGE, INTO_NEW
+from workbench.plan.plans.plan import Plan
 from workbench.train.measure.device import device
 from workbench.train.measure.layers import layers, works_on
 from workbench.train.measure.links import families, links

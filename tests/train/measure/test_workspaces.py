@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from workbench.model.tracing.trace import trace
-from workbench.plan.machine.work import work_of
-from workbench.plan.machine.workspace import Needed, takes_workspace
-from workbench.plan.plan import Plan
+from workbench.plan.machine.work import Needed, takes_workspace, work_of
+from workbench.plan.plans.plan import Plan
 from workbench.train.measure.workspaces import workspaces_of
 
 CPU = torch.device("cpu")

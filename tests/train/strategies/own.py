@@ -7,10 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from workbench.plan.experiment.experiment import Synthetic
-from workbench.plan.experiment.strategy import Strategy
-from workbench.plan.inputs import Input
-from workbench.plan.placement.mesh import shard_group
-from workbench.plan.placement.placement import apportion
+from workbench.plan.experiment.sync import Strategy
+from workbench.plan.graph.graph import Input
+from workbench.plan.placement.placement import apportion, shard_group
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
 

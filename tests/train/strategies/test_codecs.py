@@ -10,9 +10,9 @@ from workbench.comm.groups.world import World
 from workbench.comm.messages.errors import CodecError, CommError
 from workbench.comm.messages.flat import even
 from workbench.model.weights.initial import initialize
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
 from workbench.train.loop.passes import Execution
 from workbench.train.loop.state import RankState, group_specs_of

@@ -24,7 +24,7 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.resident import optimizer_bytes
 from workbench.program.step import program_of
 

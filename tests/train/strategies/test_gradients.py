@@ -9,10 +9,10 @@ from tests.layers import nets
 from tests.train.runs import stepper_of
 from workbench.comm.groups.world import World
 from workbench.model.tracing.trace import trace
-from workbench.plan.experiment.algorithm import Algorithm
+from workbench.plan.collective.algorithm import Algorithm
 from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, Synthetic
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.passes import Execution
 from workbench.train.strategies.gradients import GradientSum, OutOfOrder

@@ -19,10 +19,9 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.inputs import Input
-from workbench.plan.placement.mesh import shard_group
-from workbench.plan.placement.placement import apportion
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Input
+from workbench.plan.placement.placement import apportion, shard_group
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data

@@ -5,8 +5,8 @@ import torch
 
 from workbench.comm.groups.group import Group
 from workbench.comm.messages.recorder import Recorder
+from workbench.plan.experiment.checks import LEAST_SCALE
 from workbench.plan.experiment.experiment import LossScale
-from workbench.plan.experiment.precision import LEAST_SCALE
 from workbench.train.strategies.scaling import LossScaling
 
 FOLLOWS = LossScale(init_scale=8.0, growth_factor=4.0, backoff_factor=0.5, growth_interval=2)

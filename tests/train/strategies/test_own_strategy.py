@@ -13,12 +13,11 @@ from tests.train.strategies import own
 from workbench.bench.predict.stepping import measure
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import SGD, Experiment, LocalSGD, LRScheduler, Synthetic
-from workbench.plan.experiment.strategy import Strategy
-from workbench.plan.experiment.sync import OwnStrategy, Pipelined, Synchronous
-from workbench.plan.extension.own import OwnObjectError
-from workbench.plan.plan import Plan
+from workbench.plan.experiment.sync import OwnStrategy, Pipelined, Strategy, Synchronous
+from workbench.plan.extension.user_object import OwnObjectError
+from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.memory import memory_of
 from workbench.predict.traffic.traffic import traffic_of
 from workbench.program.step import program_of

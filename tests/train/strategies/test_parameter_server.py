@@ -15,7 +15,7 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
 
 MOMENTUM = SGD(lr=0.02, momentum=0.9, weight_decay=0.01)

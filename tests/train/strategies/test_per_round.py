@@ -10,7 +10,6 @@ from torch.testing import assert_close
 from tests.train.loop.test_session import session
 from tests.train.strategies.test_local_sgd import GRAPH, MOMENTUM, SHAPE, net, plan, saved
 from workbench.model.weights.initial import initialize
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import (
     SGD,
     AdamW,
@@ -19,9 +18,10 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
+from workbench.plan.io.errors import ExperimentError
 from workbench.plan.placement.placement import apportion
-from workbench.plan.placement.tail import round_rows
+from workbench.plan.placement.rounds import round_rows
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data
 from workbench.train.verify.reference import VerifyError, write_reference

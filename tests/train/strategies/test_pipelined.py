@@ -16,7 +16,7 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 MOMENTUM = SGD(lr=0.02, momentum=0.9, weight_decay=0.01)
 NESTEROV = SGD(lr=0.02, momentum=0.9, nesterov=True)

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.plan.experiment.strategy import Strategy
-from workbench.plan.experiment.sync import OwnStrategy, Synchronous
-from workbench.plan.extension.own import OwnObjectError
+from workbench.plan.experiment.sync import OwnStrategy, Strategy, Synchronous
+from workbench.plan.extension.user_object import OwnObjectError
 from workbench.train.strategies.rules import Rules, is_of_strategy, stored_as
 
 

@@ -12,7 +12,6 @@ from tests.ranks import all_ranks
 from tests.train.loop.test_session import session
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import (
     SGD,
     Adam,
@@ -23,8 +22,9 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.inputs import Input
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Input
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.data.feed import rows_of_step
 from workbench.train.data.opening import open_data

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from tests.plan.graphs import vgg
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import SGD, Adam, Experiment, ParameterGroup
 from workbench.plan.experiment.schedule import (
     FUNCTIONS,
@@ -17,8 +16,9 @@ from workbench.plan.experiment.schedule import (
     StepFunction,
     WarmupCosine,
 )
-from workbench.plan.extension.own import OwnObjectError
-from workbench.plan.plan import Plan
+from workbench.plan.extension.user_object import OwnObjectError
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.train.strategies.scheduling import Schedule
 
 PLAN, STEPS = Plan.data_parallel(vgg(), 2), 9

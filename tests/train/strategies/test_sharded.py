@@ -11,7 +11,6 @@ from tests.train.strategies.test_local_sgd import GRAPH as TAILED
 from tests.train.strategies.test_local_sgd import net as tailed
 from tests.train.strategies.test_local_sgd import plan as tailed_plan
 from workbench.model.weights.initial import initialize
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import (
     SGD,
     Adam,
@@ -22,7 +21,8 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
 
 NESTEROV = SGD(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)

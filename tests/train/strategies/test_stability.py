@@ -12,8 +12,8 @@ from workbench.layers.cut_model import group_specs
 from workbench.layers.local.context import BatchContext
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Pipelined
-from workbench.plan.plan import Plan
-from workbench.plan.stability import limit
+from workbench.plan.experiment.stability import limit
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import MicroBatch
 
 # Without momentum 2 sin(pi / (4d + 2)); with it 2 (1 + m), 1 - m, and then by simulation.

@@ -9,7 +9,7 @@ from tests.train import small
 from tests.train.loop.test_session import GRAPH, session
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.trace import traces
 from workbench.train.trace.rank_trace import Called, Computed, RankTrace
 

@@ -20,7 +20,7 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.trace.rank_trace import RankTrace
 
 FIELDS = dict(

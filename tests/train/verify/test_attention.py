@@ -8,7 +8,7 @@ from workbench.client.verifying import experiment_for, merge
 from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
 from workbench.model.weights.initial import initialize
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verify import compare
 

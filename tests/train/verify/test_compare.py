@@ -11,8 +11,8 @@ from torch.distributed import TCPStore
 from workbench.client.verifying import experiment_for
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
-from workbench.plan.placement.mesh import RankConfig
-from workbench.plan.plan import Plan
+from workbench.plan.placement.placement import RankConfig
+from workbench.plan.plans.plan import Plan
 from workbench.train.verify.verify import compare, write_reference
 
 

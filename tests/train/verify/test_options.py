@@ -20,7 +20,7 @@ from workbench.plan.experiment.experiment import (
     Synthetic,
     WarmupCosine,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verify import compare
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests.plan.graphs import mlp
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.verify.parted_batch_norm import PartedBatchNorm
 
 GRAPH = mlp(3, 2)

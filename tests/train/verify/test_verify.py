@@ -15,7 +15,7 @@ from workbench.comm.regions import reduce_scatter_to
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.task import CrossEntropy
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verification import KINDS, Difference, Verification
 from workbench.train.verify.verify import compare

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from workbench.client.run.rows import Rows
-from workbench.plan.experiment.measured import Span
+from workbench.plan.experiment.metrics import Span
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError
 from workbench.store.record import EngineRecord, EventRecord

@@ -9,7 +9,7 @@ import traitlets
 import workbench as wb
 from tests.plan.graphs import mlp
 from tests.widgets.dashboard.fake import MIB, FakeRun, row, traced
-from workbench.plan.experiment.measured import Span
+from workbench.plan.experiment.metrics import Span
 from workbench.predict.measured import Timeline
 from workbench.widgets.dashboard import Dashboard
 from workbench.widgets.dashboard import timeline as lanes

@@ -6,8 +6,8 @@ from typing import Any
 
 import workbench as wb
 from tests.plan.graphs import Builder
-from workbench.plan.experiment.asked import usual
-from workbench.plan.graph import Graph
+from workbench.plan.experiment.question import usual
+from workbench.plan.graph.graph import Graph
 from workbench.widgets.editor.state import Snapshot
 
 MACHINE = wb.Machine.preset("h100-nvlink")

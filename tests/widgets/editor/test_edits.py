@@ -5,7 +5,7 @@ import pytest
 import workbench as wb
 from tests.plan import graphs
 from tests.widgets.editor.kit import residual
-from workbench.plan.rules.rule import BUILT_IN
+from workbench.plan.plans.rule import BUILT_IN
 from workbench.widgets.editor.edits import edited, preset, shares_of, whole
 
 VGG = graphs.vgg()

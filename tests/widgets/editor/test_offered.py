@@ -8,7 +8,7 @@ import workbench as wb
 from tests.plan.graphs import mlp
 from tests.plan.placement.own import ConvOut, Inside
 from tests.plan.placement.test_own_schemes import GRAPH
-from workbench.plan.rules.rule import Rule
+from workbench.plan.plans.rule import Rule
 
 HERE = "tests.plan.placement.own"
 

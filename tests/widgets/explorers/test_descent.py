@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.comm.lockstep import run
 from workbench.comm.algorithms.flat import Direct
 from workbench.comm.codecs import PieceCoding, coder_of
-from workbench.plan.experiment.codec import Codec
-from workbench.plan.stability import limit
+from workbench.plan.collective.codec import Codec
+from workbench.plan.experiment.stability import limit
 from workbench.widgets.explorers.descent import (
     WORKERS,
     Descent,

@@ -4,7 +4,7 @@ import pytest
 import traitlets
 
 import workbench as wb
-from workbench.plan.stability import limit
+from workbench.plan.experiment.stability import limit
 from workbench.predict.closed_form import Compute, Network
 from workbench.widgets.explorers.descent import GOALS, losses, steps_to
 from workbench.widgets.explorers.staleness import step_s

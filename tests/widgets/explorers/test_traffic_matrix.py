@@ -9,7 +9,7 @@ import traitlets
 import workbench as wb
 from tests.plan import graphs
 from tests.widgets.explorers.conftest import predicted
-from workbench.plan.units import size
+from workbench.plan.io.units import size
 from workbench.predict.traffic.traffic import pairs_of
 from workbench.store.messages import TrainingOutcome
 from workbench.widgets.explorers.traffic_matrix import folded

@@ -39,7 +39,7 @@ from workbench.comm.all_reduce import all_reduce, start_all_reduce
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
 from workbench.hosts.emulated.hosts import Hosts
-from workbench.plan.experiment.algorithm import Algorithm, AlgorithmName
+from workbench.plan.collective.algorithm import Algorithm, AlgorithmName
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension.extension import name_of
 from workbench.plan.extension.extension import named as extension_named

@@ -11,10 +11,10 @@ from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
 from workbench.model.tracing.trace import trace
-from workbench.plan.experiment.algorithm import AlgorithmName
+from workbench.plan.collective.algorithm import AlgorithmName
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.closed_form import Measurement
 from workbench.train.loop.state import everyone, group_specs_of
 from workbench.train.measure.repeating import finish

@@ -15,9 +15,9 @@ from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 from workbench.plan.placement.rules import SPLITTABLE
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.store.errors import RunError
 from workbench.train.verify.verification import KINDS, MOST, TOLERANCE, Verification
 

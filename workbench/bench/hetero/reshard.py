@@ -26,8 +26,8 @@ from workbench.comm.groups.world import RankConfig, World
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
-from workbench.plan.reshard import Reshard
+from workbench.plan.plans.plan import Plan
+from workbench.plan.plans.reshard import Reshard
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.resharding import resharded_bytes, under
 

@@ -25,9 +25,9 @@ from workbench.bench.report import Cell, Figure
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.balance import Balanced, Split, balanced
 
 WARM = 1  # steps of a run that do not count

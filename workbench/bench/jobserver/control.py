@@ -13,7 +13,7 @@ from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.store.record import Tally
 
 INPUT_SHAPE = (3, 16, 16)

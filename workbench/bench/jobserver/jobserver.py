@@ -17,7 +17,7 @@ from workbench.bench.jobserver import control, reporters
 from workbench.bench.jobserver.simulation import mixed, simulate
 from workbench.bench.progress import Part, Progress
 from workbench.bench.report import Cell, Figure, Report
-from workbench.plan.experiment.measured import COLUMNS
+from workbench.plan.experiment.metrics import COLUMNS
 from workbench.scheduler.scheduling import schedule
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import EngineRecord, JobRecord

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 
 from workbench.client.run.rows import Rows
-from workbench.plan.experiment.measured import COLUMNS
-from workbench.plan.writing import write_whole
+from workbench.plan.experiment.metrics import COLUMNS
+from workbench.plan.io.files import write_whole
 from workbench.server.attempt import attempt_folder
 from workbench.server.engine_calls import Arrival, Refusal
 from workbench.server.loop import Server

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
-from workbench.plan.graph import Graph
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Graph
+from workbench.plan.plans.plan import Plan
 
 RANKS = (2, 3)
 TOKENS, VOCABULARY, CLASSES = 7, 66, 5

@@ -38,8 +38,8 @@ from workbench.model.errors import ModelError, TraceError
 from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
 from workbench.plan.experiment.experiment import Experiment, Synthetic
-from workbench.plan.graph import Graph
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Graph
+from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import predict
 from workbench.store.errors import RunError
 

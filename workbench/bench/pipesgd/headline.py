@@ -23,7 +23,7 @@ from workbench.bench.rivals.turns import Seen, Turn
 from workbench.client.cluster import Cluster
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.model.tracing.trace import trace
-from workbench.plan.experiment.codec import Codec, CodecName
+from workbench.plan.collective.codec import Codec, CodecName
 from workbench.plan.experiment.experiment import (
     SGD,
     Experiment,
@@ -32,8 +32,8 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.graph import Graph
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Graph
+from workbench.plan.plans.plan import Plan
 from workbench.predict.closed_form import ONCE
 
 IMAGENET_CLASSES = 1000

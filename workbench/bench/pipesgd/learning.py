@@ -26,7 +26,7 @@ from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.model.tracing.trace import trace
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import (
     SGD,
     Data,
@@ -36,7 +36,7 @@ from workbench.plan.experiment.experiment import (
     Sync,
     Synthetic,
 )
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.closed_form import ONCE
 from workbench.store.errors import RunError
 

@@ -25,7 +25,7 @@ from workbench.client.cluster import Cluster
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, LocalSGD, Pipelined, Synthetic
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.closed_form import (
     ONCE,
     Compute,

@@ -8,7 +8,7 @@ from torch import nn
 
 from workbench.bench.nets import GPT, INPUT_SHAPE, Encoder, Llama, SmallVGG
 from workbench.model.tracing.trace import trace
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import (
     SGD,
     AdamW,
@@ -20,9 +20,8 @@ from workbench.plan.experiment.experiment import (
     Synthetic,
 )
 from workbench.plan.extension.extension import name_of
-from workbench.plan.graph import Graph
-from workbench.plan.inputs import Input
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Graph, Input
+from workbench.plan.plans.plan import Plan
 
 ENGINES = 4
 ROWS = 8  # of a rank

@@ -14,13 +14,12 @@ from typing import Protocol
 from torch import nn
 
 from workbench.bench.predict.cases import Case
+from workbench.plan.experiment.checks import Precision
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.precision import Precision
-from workbench.plan.graph import Graph
-from workbench.plan.machine.device import Device
-from workbench.plan.machine.experience import Sample
+from workbench.plan.graph.graph import Graph
+from workbench.plan.machine.device import Device, Sample
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 
 def merged(machines: Sequence[Machine]) -> Machine:

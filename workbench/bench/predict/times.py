@@ -22,9 +22,9 @@ from workbench.bench.predict.cases import Case
 from workbench.bench.report import Cell, Figure
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, LocalSGD
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import Prediction, predict
 
 ROUNDS, MOST_ROUNDS = 3, 5

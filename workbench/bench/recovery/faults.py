@@ -45,7 +45,7 @@ from workbench.bench.report import Cell
 from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.store.errors import ClusterError, RunError
 from workbench.store.process import RENDEZVOUS, SERVER, SUPERVISOR, ProcessIdentity, holder
 from workbench.train.checkpoint.checkpoint import latest

@@ -17,7 +17,7 @@ from workbench.bench.report import Cell
 from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.server.attempt import attempt_folder
 from workbench.store.errors import ClusterError, RunError
 from workbench.store.process import SERVER, SUPERVISOR, holder

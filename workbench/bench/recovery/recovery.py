@@ -46,8 +46,8 @@ from workbench.bench.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.experiment.measured import Row as MeasuredRow
-from workbench.plan.plan import Plan
+from workbench.plan.experiment.metrics import Row as MeasuredRow
+from workbench.plan.plans.plan import Plan
 from workbench.store.cluster_store import open_store
 
 ENGINES, RANKS = 4, 2

@@ -17,7 +17,7 @@ from workbench.comm.groups.world import RankConfig, World
 from workbench.layers.cut_model import RankGroups
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.loop.memory import PeakMeter
 from workbench.train.loop.state import everyone, group_specs_of
 from workbench.train.measure.repeating import finish

@@ -11,7 +11,7 @@ from workbench.bench.report import Cell
 from workbench.bench.rivals.interleaved import Measured
 from workbench.client.cluster import Cluster
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 
 MIB = 2**20
 

@@ -14,8 +14,8 @@ from workbench.bench.nets import INPUT_SHAPE, SmallVGG
 from workbench.bench.report import Cell, Figure
 from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
-from workbench.plan.graph import Graph
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Graph
+from workbench.plan.plans.plan import Plan
 
 GROUP_SIZES = (2, 4, 8, 16, 32)
 MIB = 2**20

@@ -20,7 +20,7 @@ from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
 from workbench.layers.cut_model import RankGroups
 from workbench.plan.experiment.experiment import Experiment, Sync, Synchronous
-from workbench.plan.experiment.measured import PHASES, CollectiveTrace, PhaseName
+from workbench.plan.experiment.metrics import PHASES, CollectiveTrace, PhaseName
 from workbench.plan.placement.placement import Shard
 from workbench.train.loop.state import everyone, group_specs_of
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from workbench.client.run.job import TICK_S
 from workbench.client.run.rows import Rows
-from workbench.plan.experiment.measured import COLUMNS, Row
+from workbench.plan.experiment.metrics import COLUMNS, Row
 from workbench.predict.measured import Timeline
 from workbench.store import telemetry
 from workbench.store.rank_files import RankFiles

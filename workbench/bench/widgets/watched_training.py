@@ -15,7 +15,7 @@ from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
 from workbench.model import trace
 from workbench.plan.experiment.experiment import SGD, Experiment
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.widgets.dashboard import Dashboard
 
 RANKS = 2

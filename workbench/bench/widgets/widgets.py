@@ -15,7 +15,7 @@ from workbench.bench.report import Cell, Figure, Report
 from workbench.bench.widgets import dashboards, watched_training
 from workbench.bench.widgets.front_end import FrontEnd, browser, chromium
 from workbench.model import trace
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 from workbench.plan.machine.machine import Machine
 from workbench.widgets.editor import PlanEditor
 

@@ -24,15 +24,13 @@ from workbench.client.calibration.devices import (
 )
 from workbench.client.leases import Lease
 from workbench.client.run.submitting import module_values
+from workbench.plan.experiment.checks import Precision
 from workbench.plan.experiment.experiment import SGD, AnyOptimizer, Experiment, Synthetic
-from workbench.plan.experiment.precision import Precision
-from workbench.plan.graph import Graph, Layer, Source, Weight
-from workbench.plan.inputs import Input
-from workbench.plan.machine.experience import costs
-from workbench.plan.machine.link import Curve, Link
+from workbench.plan.graph.graph import Graph, Input, Layer, Source, Weight
+from workbench.plan.machine.device import Curve, Link, costs
 from workbench.plan.machine.machine import Machine
-from workbench.plan.placement.mesh import group_sizes
-from workbench.plan.plan import Plan
+from workbench.plan.placement.placement import group_sizes
+from workbench.plan.plans.plan import Plan
 from workbench.store.cluster_spec import EngineDevice
 from workbench.train.measure.links import LinksMeasured, Timed
 

@@ -27,11 +27,9 @@ from scipy.special import stdtrit
 
 from workbench.client.calibration.cache import processor
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.machine.device import Device
-from workbench.plan.machine.experience import Sample, costs
+from workbench.plan.machine.device import Device, Sample, costs
 from workbench.plan.machine.machine import Machine
-from workbench.plan.machine.work import Work, work_of
-from workbench.plan.machine.workspace import Workspace, takes_workspace
+from workbench.plan.machine.work import Work, Workspace, takes_workspace, work_of
 from workbench.predict.time.streams import largest
 from workbench.store.cluster_spec import EngineDevice as Place
 from workbench.train.measure.device import DeviceMeasured

@@ -31,11 +31,10 @@ from typing import TYPE_CHECKING
 
 from workbench.client.run.requests import Replan
 from workbench.client.run.run import Run
-from workbench.plan.display.html import frame_html, frame_of, save
-from workbench.plan.display.markup import Markup
-from workbench.plan.errors import ExperimentError
-from workbench.plan.experiment.measured import Row
-from workbench.plan.plan import Plan
+from workbench.plan.experiment.metrics import Row
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.io.html import Markup, frame_html, frame_of, save
+from workbench.plan.plans.plan import Plan
 from workbench.predict.balance import UNITS, Balancer, Split
 from workbench.predict.balance.evidence import Evidence
 from workbench.predict.balance.plans import TRUSTED
@@ -138,7 +137,7 @@ class Rebalancer:
         return frame_of(rows, ("seen_at", "since_step", "seconds", "sizes"))
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.graph import Layer
-from workbench.plan.machine.device import Device
-from workbench.plan.machine.experience import Sample
+from workbench.plan.graph.graph import Layer
+from workbench.plan.machine.device import Device, Sample
 from workbench.plan.machine.machine import Machine
 from workbench.plan.machine.work import Work, work_of
-from workbench.plan.placement.tail import round_rows
-from workbench.plan.plan import Plan
+from workbench.plan.placement.rounds import round_rows
+from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import predict
 from workbench.store.errors import ClusterError
 from workbench.train.measure.repeating import estimate

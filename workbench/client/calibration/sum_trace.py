@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pandas as pd
 
+from workbench.plan.collective.algorithm import Algorithm
+from workbench.plan.collective.codec import AnyCodec, as_codec
 from workbench.plan.display import svg
-from workbench.plan.display.html import frame_html, save
-from workbench.plan.display.markup import Markup, element
-from workbench.plan.experiment.algorithm import Algorithm
-from workbench.plan.experiment.codec import AnyCodec, as_codec
 from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, Synthetic
-from workbench.plan.experiment.measured import PHASES, CollectiveTrace
+from workbench.plan.experiment.metrics import PHASES, CollectiveTrace
 from workbench.plan.extension.extension import name_of
-from workbench.plan.graph import Graph, Layer, Source, Weight
-from workbench.plan.inputs import Input
-from workbench.plan.plan import Plan
-from workbench.plan.units import size
+from workbench.plan.graph.graph import Graph, Input, Layer, Source, Weight
+from workbench.plan.io.html import Markup, element, frame_html, save
+from workbench.plan.io.units import size
+from workbench.plan.plans.plan import Plan
 
 # Okabe and Ito's palette: told apart by every kind of color vision.
 COLORS = dict(

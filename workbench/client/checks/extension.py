@@ -12,15 +12,14 @@ from workbench.comm.algorithms.algorithm import Algorithm
 from workbench.comm.checks import algorithm_checks, codec_checks
 from workbench.comm.codecs.coders import Coder
 from workbench.model.tracing.trace import trace
-from workbench.plan.display.html import frame_of, save, table
-from workbench.plan.display.markup import Markup, element
-from workbench.plan.experiment.codec import Codec, OwnCodec
-from workbench.plan.experiment.strategy import Strategy
+from workbench.plan.collective.codec import Codec, OwnCodec
+from workbench.plan.experiment.sync import Strategy
 from workbench.plan.extension.extension import Check, Extension, extension_of
-from workbench.plan.extension.own import Own
+from workbench.plan.extension.user_object import Own
+from workbench.plan.io.html import Markup, element, frame_of, save, table
 from workbench.plan.placement.schemes import Scheme
-from workbench.plan.rules.checks import checks_of as rule_checks_of
-from workbench.plan.rules.rule import Rule
+from workbench.plan.plans.rule import Rule
+from workbench.plan.plans.rule import checks_of as rule_checks_of
 from workbench.store.errors import RunError
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class CheckedExtension:
         return frame_of(map(asdict, self.checks), ["what", "ok", "said"])
 
     def save(self, path: str | Path) -> None:
-        """Writes it into a file: "x.svg" and "x.csv" are the table, "x.html" a page.
+        """Writes it into a file: "x.csv" is the table, "x.html" a page.
 
         Raises:
             ValueError: the name has another ending.

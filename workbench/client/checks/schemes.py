@@ -11,14 +11,14 @@ from torch import nn
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.rewrites.linears import TransposedLinear
 from workbench.model.tracing.trace import trace
-from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.extension.extension import Check
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.errors import ExperimentError, PlanError
 from workbench.plan.machine.machine import Machine
-from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.placement.schemes import Scheme
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import predict
 from workbench.store.errors import RunError
 

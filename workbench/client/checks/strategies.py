@@ -10,11 +10,10 @@ from torch import nn
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.experiment.strategy import Strategy
-from workbench.plan.experiment.sync import OwnStrategy
+from workbench.plan.experiment.sync import OwnStrategy, Strategy
 from workbench.plan.extension.extension import Check
-from workbench.plan.extension.own import OwnObjectError
-from workbench.plan.plan import Plan
+from workbench.plan.extension.user_object import OwnObjectError
+from workbench.plan.plans.plan import Plan
 from workbench.predict.traffic.traffic import traffic_of
 from workbench.program.step import program_of
 from workbench.store.errors import RunError

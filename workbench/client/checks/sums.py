@@ -9,8 +9,8 @@ import numpy as np
 from workbench.client.calibration.sum_trace import experiment_for
 from workbench.client.engines import Engines
 from workbench.client.leases import lent
-from workbench.plan.experiment.algorithm import Algorithm
-from workbench.plan.experiment.codec import AnyCodec
+from workbench.plan.collective.algorithm import Algorithm
+from workbench.plan.collective.codec import AnyCodec
 from workbench.plan.experiment.experiment import Synchronous
 from workbench.plan.extension.extension import Check, name_of
 from workbench.predict.traffic.received import Summing

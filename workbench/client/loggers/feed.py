@@ -18,7 +18,7 @@ from workbench.client.loggers.logger import Log, LoggedRun, Logger, step_of
 from workbench.client.records.configuration import fields_of, short
 from workbench.client.run.rows import Rows
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import Row
+from workbench.plan.experiment.metrics import Row
 from workbench.store.evaluations import read_evaluations
 
 LAST_S = 60.0

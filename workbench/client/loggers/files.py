@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from workbench.client.loggers.logger import Log, LoggedRun
 from workbench.client.records.optional import require
-from workbench.plan.experiment.measured import Row
+from workbench.plan.experiment.metrics import Row
 
 
 @dataclass(frozen=True)

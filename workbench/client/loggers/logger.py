@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from workbench.plan.experiment.measured import Row
+from workbench.plan.experiment.metrics import Row
 
 ALWAYS = frozenset(("step", "time", "loss"))
 """Columns that a step has even where they are no numbers: a loss may have become NaN."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from workbench.client.loggers.logger import Log, LoggedRun
 from workbench.client.records.optional import require
-from workbench.plan.experiment.measured import Row
+from workbench.plan.experiment.metrics import Row
 
 _LONGEST_PARAMETER = 500  # characters, as MLflow takes them
 

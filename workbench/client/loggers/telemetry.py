@@ -6,7 +6,7 @@ from typing import Any
 
 from workbench.client.loggers.logger import Log, LoggedRun
 from workbench.client.records.optional import require
-from workbench.plan.experiment.measured import Row
+from workbench.plan.experiment.metrics import Row
 
 _UNITS = {"_per_s": "1/s", "_s": "s", "_bytes": "By"}
 """The unit of a column by how its name ends, as the standard writes units (UCUM)."""

@@ -17,10 +17,9 @@ from workbench.client.records.configuration import (
 from workbench.client.records.curves import figure_panels, loss_panel
 from workbench.client.run.run import Run
 from workbench.plan.display import svg
-from workbench.plan.display.html import save, table, text_table
-from workbench.plan.display.markup import Markup, element
 from workbench.plan.display.panels import document
-from workbench.plan.units import digits, duration, percent, size
+from workbench.plan.io.html import Markup, element, save, table, text_table
+from workbench.plan.io.units import digits, duration, percent, size
 from workbench.store.evaluations import last_evaluation
 
 if TYPE_CHECKING:

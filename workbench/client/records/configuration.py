@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.plan import Plan
-from workbench.plan.value import Value
+from workbench.plan.io.value import Value
+from workbench.plan.plans.plan import Plan
 
 Shown = str | int | float | bool | None
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from workbench.plan.display.panels import COLORS, Axis, Bar, Curve, Panel, bar_panel, line_panel
-from workbench.plan.units import digits, milliseconds, percent, shortened, size
+from workbench.plan.io.units import digits, milliseconds, percent, shortened, size
 
 if TYPE_CHECKING:
     import pandas

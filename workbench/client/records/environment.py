@@ -30,12 +30,11 @@ from workbench.client.records.source import (
     sources,
     submitted_by,
 )
-from workbench.plan.display.html import frame_of, save, table, text_table
-from workbench.plan.display.markup import Markup, element
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.io.files import write_whole
+from workbench.plan.io.html import Markup, element, frame_of, save, table, text_table
+from workbench.plan.io.units import size
 from workbench.plan.machine.machine import Machine
-from workbench.plan.units import size
-from workbench.plan.writing import write_whole
 from workbench.store.cluster_spec import ClusterSpec, EngineDevice
 from workbench.store.errors import ClusterError
 from workbench.store.run_folder import ENVIRONMENT, JobTimes
@@ -167,7 +166,7 @@ class Environment:
         return frame_of(rows, ("environment", "value"))
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 
 from workbench.client.engines import Engines
 from workbench.client.run.job import Listener, exception_of, told
-from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import COLUMNS, Row
+from workbench.plan.experiment.metrics import COLUMNS, Row
+from workbench.plan.io.errors import ExperimentError, PlanError
 from workbench.store.errors import ClusterError
 from workbench.store.messages import TrainingOutcome
 from workbench.store.record import EventRecord

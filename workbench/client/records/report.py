@@ -16,13 +16,12 @@ from workbench.client.records.environment import Environment
 from workbench.client.records.optional import require
 from workbench.client.run import view
 from workbench.plan.display import svg
-from workbench.plan.display.html import page, table
-from workbench.plan.display.markup import Markup, element, folded, joined
 from workbench.plan.display.panels import document
-from workbench.plan.errors import ExperimentError, MachineError
-from workbench.plan.inputs import shown
+from workbench.plan.graph.graph import shown
+from workbench.plan.io.errors import ExperimentError, MachineError
+from workbench.plan.io.files import write_whole
+from workbench.plan.io.html import Markup, element, folded, joined, page, table
 from workbench.plan.machine.machine import Machine
-from workbench.plan.writing import write_whole
 from workbench.predict.compare import Comparison
 from workbench.predict.prediction import Prediction, predict
 from workbench.store.errors import ClusterError

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.client.records.configuration import beside, fields_of, short
 from workbench.client.records.environment import Environment
-from workbench.plan.errors import ExperimentError, PlanError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import COLUMNS, Row
+from workbench.plan.experiment.metrics import COLUMNS, Row
+from workbench.plan.io.errors import ExperimentError, PlanError
 from workbench.store.errors import ClusterError
 from workbench.store.evaluations import last_evaluation
 from workbench.store.rank_files import RankFiles

@@ -15,8 +15,8 @@ from typing import Any
 from torch import nn
 
 from workbench.client.installed import Libraries
-from workbench.plan.extension.own import Own, mapped
-from workbench.plan.value import Value
+from workbench.plan.extension.user_object import Own, mapped
+from workbench.plan.io.value import Value
 
 _GIT_S = 10.0
 _OURS = __name__.partition(".")[0]

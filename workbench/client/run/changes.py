@@ -7,7 +7,7 @@ from pathlib import Path
 from workbench.client.run.requests import Replan, cost_of
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.loop.requests import RunRequests
 
 

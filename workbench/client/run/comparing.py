@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import Lane, Row, Span
+from workbench.plan.experiment.metrics import Lane, Row, Span
 from workbench.predict.compare import Measurement
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from workbench.client.connection import ClusterLink
 from workbench.client.engines import Engines
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import Row
+from workbench.plan.experiment.metrics import Row
 from workbench.store import messages
 from workbench.store.errors import (
     ClusterError,

@@ -15,13 +15,13 @@ from typing import TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from workbench.client.installed import Libraries
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.sync import check_own
-from workbench.plan.extension.own import Own, OwnObjectError, digest_of, mapped
 from workbench.plan.extension.sealed import seal
-from workbench.plan.plan import Plan
-from workbench.plan.writing import write_whole
+from workbench.plan.extension.user_object import Own, OwnObjectError, digest_of, mapped
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.io.files import write_whole
+from workbench.plan.plans.plan import Plan
 from workbench.store.cluster_spec import key_of
 
 T = TypeVar("T", Experiment, Plan)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.optimizers import AnyOptimizer, Rprop
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
-from workbench.plan.reshard import Reshard
+from workbench.plan.plans.plan import Plan
+from workbench.plan.plans.reshard import Reshard
 from workbench.program.buckets import copies
 from workbench.store.errors import ClusterError
 from workbench.train.loop.requests import CarriedOut, LearningRate, RunRequest, RunRequests

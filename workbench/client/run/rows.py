@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.experiment.measured import COLUMNS, Row
+from workbench.plan.experiment.metrics import COLUMNS, Row
 from workbench.store.telemetry import WHOLE, pack_row, unpack_rows
 
 if TYPE_CHECKING:

@@ -20,14 +20,13 @@ from workbench.client.run.own_objects import kept
 from workbench.client.run.requests import Replan, RequestHandle, learning_rate
 from workbench.client.run.rows import Rows
 from workbench.client.run.weights import weights_of
-from workbench.plan.display.html import save
-from workbench.plan.display.markup import Markup
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import Row
-from workbench.plan.extension.own import Own
+from workbench.plan.experiment.metrics import Row
+from workbench.plan.extension.user_object import Own
+from workbench.plan.io.files import write_whole
+from workbench.plan.io.html import Markup, save
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
-from workbench.plan.writing import write_whole
+from workbench.plan.plans.plan import Plan
 from workbench.predict.compare import Comparison, compare
 from workbench.predict.measured import Timeline
 from workbench.predict.prediction import Prediction

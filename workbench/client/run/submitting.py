@@ -11,9 +11,9 @@ from workbench.client.run.run import Run
 from workbench.model.errors import ModelError
 from workbench.model.weights.exchange import read_weights
 from workbench.model.weights.initial import initialize
-from workbench.plan.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.errors import ExperimentError, MachineError, PlanError
 from workbench.predict.prediction import predict
 from workbench.store import messages, run_folder
 from workbench.store.errors import ClusterError

@@ -11,7 +11,7 @@ import torch
 from workbench.client.run.own_objects import by_value
 from workbench.plan.experiment.experiment import Experiment, Loss, Synthetic, TorchData
 from workbench.plan.experiment.task import Text
-from workbench.plan.extension.own import Own, OwnObjectError
+from workbench.plan.extension.user_object import Own, OwnObjectError
 from workbench.train.data.copied import copied
 from workbench.train.data.opening import Dataset, open_for
 from workbench.train.data.own_samples import OwnSamples

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from workbench.client.run.rows import Rows
-from workbench.plan.display.html import table
-from workbench.plan.display.markup import Markup, element, lines
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import Row
-from workbench.plan.units import size
+from workbench.plan.experiment.metrics import Row
+from workbench.plan.io.html import Markup, element, lines, table
+from workbench.plan.io.units import size
 from workbench.store.evaluations import read_evaluations
 
 if TYPE_CHECKING:

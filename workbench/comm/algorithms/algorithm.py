@@ -11,9 +11,9 @@ from workbench.comm.algorithms.dry_run import drive
 from workbench.comm.codecs.coders import Coder
 from workbench.comm.codecs.coding import PieceCoding
 from workbench.comm.messages.flat import MessageRounds
-from workbench.plan.experiment.dry_run import DryRun
+from workbench.plan.collective.algorithm import DryRun
 from workbench.plan.extension.extension import Extension
-from workbench.plan.extension.own import OwnObjectError
+from workbench.plan.extension.user_object import OwnObjectError
 
 # Where an algorithm looks at values, all ranks together have so many bytes of zeros at most.
 MOST_BYTES = 2**30

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from workbench.comm.messages.flat import Message, MessageRound, MessageRounds
-from workbench.plan.experiment.dry_run import DryRun, Longest
-from workbench.plan.extension.own import OwnObjectError
+from workbench.plan.collective.algorithm import DryRun, Longest
+from workbench.plan.extension.user_object import OwnObjectError
 
 # An algorithm of more rounds on one rank is taken to be one that does not end.
 MOST_ROUNDS = 2**17

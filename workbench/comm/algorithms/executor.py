@@ -8,7 +8,7 @@ from workbench.comm.codecs.coding import PieceCoding
 from workbench.comm.groups.group import GroupCall, GroupLink
 from workbench.comm.messages.flat import AsyncOperation, MessageRound, MessageRounds
 from workbench.comm.messages.waiting import AsyncWork
-from workbench.plan.extension.own import Own
+from workbench.plan.extension.user_object import Own
 
 
 class BackendAllReduce:

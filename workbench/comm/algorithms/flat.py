@@ -36,7 +36,7 @@ from workbench.comm.messages.flat import (
     even,
 )
 from workbench.plan.extension.extension import extension_of
-from workbench.plan.extension.own import Own
+from workbench.plan.extension.user_object import Own
 
 
 class Direct(Algorithm):

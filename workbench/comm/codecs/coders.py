@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from workbench.plan.experiment.codec import AnyCodec, Codec, CodecName, OwnCodec
+from workbench.plan.collective.codec import AnyCodec, Codec, CodecName, OwnCodec
 from workbench.plan.extension.extension import Extension, extension_of
 
 

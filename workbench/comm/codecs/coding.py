@@ -13,7 +13,7 @@ from workbench.comm.groups.group import Group, GroupCall
 from workbench.comm.messages.errors import CodecError
 from workbench.comm.messages.flat import accumulator, cut
 from workbench.comm.messages.recorder import PhaseMark, unheard
-from workbench.plan.experiment.codec import AnyCodec, Codec, OwnCodec, as_codec
+from workbench.plan.collective.codec import AnyCodec, Codec, OwnCodec, as_codec
 
 _HOLDS: Mapping[str, float] = MappingProxyType(
     {"fp16": torch.finfo(torch.float16).max, "bf16": torch.finfo(torch.bfloat16).max}

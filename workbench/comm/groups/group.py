@@ -23,9 +23,9 @@ from workbench.comm.messages.recorder import (
 )
 from workbench.comm.messages.waiting import AsyncWork, MessageWork, PeerWatch, Waiters
 from workbench.comm.shared_memory.meeting import SharedBuffer, Staging, allocate
-from workbench.plan.experiment.algorithm import Algorithm, chosen
-from workbench.plan.experiment.codec import AnyCodec
-from workbench.plan.experiment.measured import CollectiveTrace
+from workbench.plan.collective.algorithm import Algorithm, chosen
+from workbench.plan.collective.codec import AnyCodec
+from workbench.plan.experiment.metrics import CollectiveTrace
 
 _SILENT = nullcontext()
 

@@ -25,7 +25,7 @@ from workbench.comm.messages.recorder import Recorder
 from workbench.comm.messages.waiting import AsyncWork, Excuse, PeerWatch, Waiters
 from workbench.comm.shared_memory.gpu_memory import memory_of
 from workbench.comm.shared_memory.meeting import SEGMENT_BYTES, SharedBuffer
-from workbench.plan.placement.mesh import RankConfig as RankConfig
+from workbench.plan.placement.placement import RankConfig as RankConfig
 
 # Open files, where the system states no limit: it has one all the same.
 _MANY_FILES = 2**16

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from workbench.plan.experiment.measured import CollectiveTrace, Phase, PhaseName
+from workbench.plan.experiment.metrics import CollectiveTrace, Phase, PhaseName
 
 StepPhase = Literal["forward", "backward", "step"]
 Doing = Literal["blocked", "helping"]

@@ -13,8 +13,7 @@ from workbench.hosts.emulated.measuring import HostMeasurement, measure
 from workbench.hosts.emulated.network import ShapedLink
 from workbench.hosts.emulated.quota import CpuController
 from workbench.hosts.host import Host, assign, divide, probe
-from workbench.plan.display.html import frame_of, save, table
-from workbench.plan.display.markup import Markup, element
+from workbench.plan.io.html import Markup, element, frame_of, save, table
 from workbench.plan.placement.placement import apportion
 from workbench.store.cluster_spec import EngineDevice, Site, of_interface
 from workbench.store.errors import HostsError
@@ -292,7 +291,7 @@ class Hosts:
         return frame_of(rows, ("host", "address", "cores", "speed", "bandwidth"))
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.

@@ -30,7 +30,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from workbench.hosts.processes import is_alive
-from workbench.plan.units import BITS, bandwidth_of
+from workbench.plan.io.units import BITS, bandwidth_of
 from workbench.store.errors import HostsError
 
 INTERFACE = "eth0"  # in each host's namespace

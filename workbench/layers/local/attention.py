@@ -28,11 +28,10 @@ from workbench.layers.local.context import BatchContext
 from workbench.layers.local.draws import PlacedDropout
 from workbench.layers.local.idle import OutputType, nothing
 from workbench.model.tracing.rewrites.attention import is_window_attention
-from workbench.plan.graph import Layer
+from workbench.plan.graph.graph import Layer
 from workbench.plan.placement.flow import heads_of
-from workbench.plan.placement.layout import Layout
-from workbench.plan.placement.placement import Replicate, Shard
-from workbench.plan.plan import Plan
+from workbench.plan.placement.placement import Layout, Replicate, Shard
+from workbench.plan.plans.plan import Plan
 
 
 def split_heads(qkv: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,8 +17,7 @@ from workbench.comm.regions import (
     scatter_to,
 )
 from workbench.layers.local.context import BatchContext
-from workbench.plan.placement.layout import ROWS, Conversion, Layout
-from workbench.plan.placement.placement import Partial, Replicate, Shard
+from workbench.plan.placement.placement import ROWS, Conversion, Layout, Partial, Replicate, Shard
 
 
 class ConvertLayout(nn.Module):

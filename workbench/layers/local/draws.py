@@ -23,9 +23,8 @@ from workbench.model.tracing.draws import (
     kept,
     placed_bits,
 )
-from workbench.plan.graph import Layer
-from workbench.plan.placement.layout import Layout
-from workbench.plan.placement.placement import Shard
+from workbench.plan.graph.graph import Layer
+from workbench.plan.placement.placement import Layout, Shard
 
 
 class DrawError(RuntimeError):

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.layers.local.idle import nothing
-from workbench.plan.graph import Layer
-from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.graph.graph import Layer
+from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.placement.placement import Shard
 
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from workbench.model.build import with_tensors
 from workbench.model.dtypes import TORCH_DTYPES
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 
 OutputType = Callable[[], torch.dtype]
 """Returns the type of a layer's output under the autocast that is in force."""

@@ -13,12 +13,11 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from workbench.layers.local.faster import LARGE_BYTES, Linear, Repeat, Transposed
 from workbench.model.tracing.rewrites.linears import NamedLinear, TransposedLinear
 from workbench.model.weights.slices import Reader
-from workbench.plan.errors import PlanError
-from workbench.plan.graph import Layer
-from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.graph.graph import Layer
+from workbench.plan.io.errors import PlanError
 from workbench.plan.placement.flow import Flow
-from workbench.plan.placement.layout import Layout
-from workbench.plan.placement.placement import Replicate, Shard
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.placement import Layout, Replicate, Shard
 
 
 def local_module(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from workbench.model.errors import ModelError, TraceError
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 
 KNOWN = (bool, int, float, complex, str, type(None))
 

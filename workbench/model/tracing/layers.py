@@ -18,7 +18,7 @@ from workbench.model.tracing.batch import name_of, tensors
 from workbench.model.tracing.kinds import kind_of
 from workbench.model.tracing.rewrites.linears import NamedLinear, TransposedLinear
 from workbench.model.weights.files import DTYPES
-from workbench.plan.graph import Layer, Weight, carries_gradient
+from workbench.plan.graph.graph import Layer, Weight, carries_gradient
 
 
 def layers_of(root: nn.Module, graph: torch.fx.Graph) -> tuple[tuple[Layer, ...], tuple[str, ...]]:

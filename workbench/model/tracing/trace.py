@@ -35,8 +35,7 @@ from workbench.model.tracing.trials.independence import constants_of, show_indep
 from workbench.model.tracing.trials.propagation import find_propagations
 from workbench.model.tracing.trials.runs import Ran
 from workbench.model.tracing.trials.whole import is_small, show_same
-from workbench.plan.graph import ROLES, Graph, Source
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import ROLES, Graph, Input, Source
 
 _STEPS = 5
 _REMEDY = (

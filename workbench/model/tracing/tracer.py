@@ -67,7 +67,7 @@ from workbench.model.tracing.state.kept import (
 from workbench.model.tracing.state.writes import ModelFakes
 from workbench.model.tracing.trials.gradients import trained_parameters
 from workbench.model.tracing.trials.runs import Ran, Runs
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 
 _STATE = (
     "Each rank would have its own value, so forward must not change what the model holds, except "

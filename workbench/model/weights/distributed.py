@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from workbench.model.dtypes import TORCH_DTYPES
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.pickled import Name, Record, records, typed
-from workbench.plan.reading import bytes_of
+from workbench.plan.io.files import bytes_of
 
 METADATA = ".metadata"
 MOST_DIMENSIONS = 64

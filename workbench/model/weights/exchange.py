@@ -21,8 +21,8 @@ from torch import Tensor
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.files import TensorFile, write_tensors
 from workbench.model.weights.pieces import INDEX as OWN_INDEX
-from workbench.plan.errors import unknown
-from workbench.plan.writing import write_whole
+from workbench.plan.io.errors import unknown
+from workbench.plan.io.files import write_whole
 
 Format = Literal["safetensors", "dcp"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from workbench.model.errors import CheckpointError
-from workbench.plan import writing
-from workbench.plan.errors import unknown
+from workbench.plan.io import files
+from workbench.plan.io.errors import unknown
 
 DTYPES = {
     "F64": torch.float64,
@@ -39,7 +39,7 @@ DTYPES = {
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """As `writing.replacing`, for weights; makes the folder, too.
+    """As `files.replacing`, for weights; makes the folder, too.
 
     Several processes may write the same path at once: each has a file of its own, and the last to
     finish wins.
@@ -49,7 +49,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with writing.replacing(path) as part:
+        with files.replacing(path) as part:
             yield part
     except (OSError, SafetensorError) as error:
         space = os.strerror(errno.ENOSPC)

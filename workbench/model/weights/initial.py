@@ -17,8 +17,8 @@ from workbench.model.dtypes import TORCH_DTYPES
 from workbench.model.errors import CheckpointError, ModelError
 from workbench.model.weights.files import write_tensors
 from workbench.model.weights.slices import WeightsFile, expect
-from workbench.plan.errors import unknown
-from workbench.plan.graph import Graph, Weight
+from workbench.plan.graph.graph import Graph, Weight
+from workbench.plan.io.errors import unknown
 
 
 def initialize(

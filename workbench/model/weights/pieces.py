@@ -16,7 +16,7 @@ from torch import Tensor
 from workbench.model.dtypes import TORCH_DTYPES
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.files import TensorFile, replacing
-from workbench.plan.reading import text_of, toml_of
+from workbench.plan.io.files import text_of, toml_of
 
 INDEX = "index.toml"
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.files import TensorFile
 from workbench.model.weights.pieces import INDEX, Entry, read_index
-from workbench.plan.errors import unknown
-from workbench.plan.graph import Weight
+from workbench.plan.graph.graph import Weight
+from workbench.plan.io.errors import unknown
 from workbench.plan.placement.placement import Shard
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.plan.display import svg
-from workbench.plan.display.markup import Markup, joined
+from workbench.plan.io.html import Markup, joined
 
 INK, FAINT, RULE = "#212121", "#5f6368", "#e4e6e8"
 # Okabe and Ito's palette: told apart by every kind of color vision.

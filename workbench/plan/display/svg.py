@@ -8,7 +8,7 @@ import base64
 import re
 from collections.abc import Iterable, Sequence
 
-from workbench.plan.display.markup import Markup, element
+from workbench.plan.io.html import Markup, element
 
 _NAMES = "http://www.w3.org/2000/svg"
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"

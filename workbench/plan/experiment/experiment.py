@@ -12,10 +12,16 @@ from pydantic import (
     model_validator,
 )
 
-from workbench.plan.display.html import save_value, table
-from workbench.plan.display.markup import Markup, element
-from workbench.plan.errors import ExperimentError, PlanError
-from workbench.plan.experiment.least_rows import Schedule, check_rows
+from workbench.plan.experiment.checks import (
+    HALVES,
+    Precision,
+    Scale,
+    Schedule,
+    as_precision,
+    check_rows,
+    check_scaled,
+)
+from workbench.plan.experiment.checks import LossScale as LossScale
 from workbench.plan.experiment.optimizers import ASGD as ASGD
 from workbench.plan.experiment.optimizers import SGD as SGD
 from workbench.plan.experiment.optimizers import Adadelta as Adadelta
@@ -27,12 +33,10 @@ from workbench.plan.experiment.optimizers import AnyOptimizer as AnyOptimizer
 from workbench.plan.experiment.optimizers import NAdam as NAdam
 from workbench.plan.experiment.optimizers import NamedOptimizer as NamedOptimizer
 from workbench.plan.experiment.optimizers import Optimizer as Optimizer
+from workbench.plan.experiment.optimizers import ParameterGroup as ParameterGroup
 from workbench.plan.experiment.optimizers import RAdam as RAdam
 from workbench.plan.experiment.optimizers import RMSprop as RMSprop
 from workbench.plan.experiment.optimizers import Rprop as Rprop
-from workbench.plan.experiment.parameter_group import ParameterGroup as ParameterGroup
-from workbench.plan.experiment.precision import HALVES, Precision, Scale, as_precision, check_scaled
-from workbench.plan.experiment.precision import LossScale as LossScale
 from workbench.plan.experiment.schedule import LRScheduler as LRScheduler
 from workbench.plan.experiment.schedule import RateSchedule as RateSchedule
 from workbench.plan.experiment.schedule import WarmupCosine as WarmupCosine
@@ -53,11 +57,13 @@ from workbench.plan.experiment.task import Loss as Loss
 from workbench.plan.experiment.task import Metric as Metric
 from workbench.plan.experiment.task import Synthetic as Synthetic
 from workbench.plan.experiment.task import TorchData as TorchData
-from workbench.plan.extension.own import foreign
-from workbench.plan.graph import Graph
-from workbench.plan.plan import Plan
-from workbench.plan.reading import about, text_of, toml_of
-from workbench.plan.value import Value, dump
+from workbench.plan.extension.user_object import foreign
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.errors import ExperimentError, PlanError
+from workbench.plan.io.files import about, text_of, toml_of
+from workbench.plan.io.html import Markup, element, save_value, table
+from workbench.plan.io.value import Value, dump
+from workbench.plan.plans.plan import Plan
 
 
 def _is_plan(value: object) -> Plan:
@@ -462,7 +468,7 @@ class Experiment(Value):
         return cls(**{**fields, "plan": Plan.from_toml(text, graph, trust=trust)})
 
     def save(self, path: str | Path) -> None:
-        """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
+        """Writes `to_toml()` to a file; to "x.html" or "x.csv" what is shown of it."""
         save_value(self, path, self.to_toml)
 
     @classmethod

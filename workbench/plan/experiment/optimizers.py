@@ -1,4 +1,8 @@
-"""Optimizers as values: those of `torch.optim` that work element by element.
+"""The options that several of torch's optimizers have, with what each is for.
+
+Parameters with options of their own, as torch's parameter groups.
+
+Optimizers as values: those of `torch.optim` that work element by element.
 
 Each takes torch's own arguments, with torch's own defaults, and says what torch remembers of a
 parameter (`remembers`): tensors like the parameter, which are cut, saved and moved as it is, and
@@ -12,23 +16,102 @@ Source: the documentation of torch.optim, where each has its own.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from workbench.plan.experiment.options import (
-    Betas,
-    Decay,
-    Decoupled,
-    Epsilon,
-    Greatest,
-    Momentum,
-    Positive,
-    Rate,
-    Shrinking,
-)
-from workbench.plan.experiment.parameter_group import ParameterGroup
-from workbench.plan.value import Value, by_name
+from workbench.plan.io.value import Value, by_name
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _said(description: str) -> Any:
+    """What a field is, where a type is shared by several optimizers."""
+    return Field(description=description)
+
+
+Rate = Annotated[
+    float,
+    Field(gt=0, allow_inf_nan=False),
+    _said("The learning rate; may be given first, without its name."),
+]
+Momentum = Annotated[
+    float, Field(ge=0, lt=1), _said("The part of its velocity that each update keeps.")
+]
+Betas = Annotated[
+    tuple[Fraction, Fraction],
+    _said("The parts of the averages of gradients, and of their squares, that updates keep."),
+]
+Epsilon = Annotated[Positive, _said("What is added to the denominator of an update.")]
+Decay = Annotated[
+    Positive, _said("The part of the weights that is added to their gradient (L2 penalty).")
+]
+Shrinking = Annotated[
+    Positive, _said("The part of the weights, times lr, that each update takes from them.")
+]
+Decoupled = Annotated[bool, _said("Whether weight decay shrinks weights, as AdamW's does.")]
+Greatest = Annotated[bool, _said("Whether to divide by the greatest average of squares so far.")]
+
+
+class ParameterGroup(Value):
+    """Parameters with options of their own, by name or by their number of dimensions.
+
+    What is given must hold: with both, a parameter matches by its name and has few enough
+    dimensions. The first group that matches a parameter has it.
+
+        wb.AdamW(1e-3, groups=[wb.ParameterGroup(dims=1, weight_decay=0.0)])   # biases and norms
+        wb.SGD(0.1, groups=[wb.ParameterGroup("head.*", "*.norm.*", lr=0.01)])
+
+    All further keywords are options of the optimizer, and override its own.
+
+    Raises:
+        ExperimentError: neither patterns nor dims are given, or no option.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    patterns: tuple[str, ...] = ()
+    """Names of parameters, in which `*`, `?` and `[...]` are those of `fnmatch`; given one after
+    another, without a name."""
+    dims: int | None = Field(default=None, ge=0)
+    """The most dimensions that a parameter of the group has."""
+
+    def __init__(self, /, *patterns: str, **fields: Any) -> None:
+        if patterns:
+            fields["patterns"] = patterns
+        super().__init__(**fields)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_pattern_or_several(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and isinstance(fields.get("patterns"), str):
+            return {**fields, "patterns": (fields["patterns"],)}
+        return fields
+
+    @model_validator(mode="after")
+    def _is_of_something(self) -> Self:
+        if not self.patterns and self.dims is None:
+            raise ValueError("a group needs patterns of names, as '*.bias', or dims")
+        if not self.options:
+            raise ValueError(f"{self} has no options of its own, such as weight_decay or lr")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The optimizer's options that are others for this group."""
+        return dict(self.model_extra or {})
+
+    def matches(self, name: str, dims: int) -> bool:
+        """Whether a parameter of this name, with so many dimensions, is one of these."""
+        named = not self.patterns or any(fnmatchcase(name, each) for each in self.patterns)
+        return named and (self.dims is None or dims <= self.dims)
+
+    def __str__(self) -> str:
+        said = [repr(pattern) for pattern in self.patterns]
+        said += [] if self.dims is None else [f"dims={self.dims}"]
+        return f"ParameterGroup({', '.join(said)})"
 
 
 @dataclass(frozen=True)

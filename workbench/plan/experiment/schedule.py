@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from workbench.plan.experiment.optimizers import AnyOptimizer, Rprop, at_rate
-from workbench.plan.extension.own import OwnObject, OwnObjectError
-from workbench.plan.value import Value, by_name
+from workbench.plan.extension.user_object import OwnObject, OwnObjectError
+from workbench.plan.io.value import Value, by_name
 
 
 class WarmupCosine(Value):

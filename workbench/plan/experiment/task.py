@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from workbench.plan.extension.extension import installed
-from workbench.plan.extension.own import Own, OwnFunction, OwnObject, OwnObjectError
-from workbench.plan.graph import Graph
-from workbench.plan.value import Value, by_name
+from workbench.plan.extension.user_object import Own, OwnFunction, OwnObject, OwnObjectError
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.value import Value, by_name
 
 
 def _both(given: object) -> object:

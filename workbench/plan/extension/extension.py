@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from workbench.plan.errors import alike, perhaps
-from workbench.plan.extension.own import Own, OwnObjectError, taken
+from workbench.plan.extension.user_object import Own, OwnObjectError, taken
+from workbench.plan.io.errors import alike, perhaps
 
 
 class Extension:

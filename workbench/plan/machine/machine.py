@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
-from workbench.plan.display.html import frame_of, save_value, table
-from workbench.plan.display.markup import Markup, element
-from workbench.plan.errors import MachineError, unknown
-from workbench.plan.experiment.precision import Precision
-from workbench.plan.graph import Graph
-from workbench.plan.machine.device import Device
-from workbench.plan.machine.known_machines import KNOWN
-from workbench.plan.machine.link import Link
-from workbench.plan.plan import Plan
-from workbench.plan.reading import about, text_of, toml_of
-from workbench.plan.value import MachineValue, dump
+from workbench.plan.experiment.checks import Precision
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.errors import MachineError, unknown
+from workbench.plan.io.files import about, text_of, toml_of
+from workbench.plan.io.html import Markup, element, frame_of, save_value, table
+from workbench.plan.io.value import MachineValue, dump
+from workbench.plan.machine.device import Device, Link
+from workbench.plan.machine.presets import KNOWN
+from workbench.plan.plans.plan import Plan
 
 if TYPE_CHECKING:
     import pandas
@@ -174,7 +172,7 @@ class Machine(MachineValue):
         return cls(**{**content["machine"], **links, "devices": content.get("device", ())})
 
     def save(self, path: str | Path) -> None:
-        """Writes `to_toml()` to a file; to "x.svg", "x.html" or "x.csv" what is shown of it."""
+        """Writes `to_toml()` to a file; to "x.html" or "x.csv" what is shown of it."""
         save_value(self, path, self.to_toml)
 
     def to_frame(self) -> "pandas.DataFrame":

@@ -23,28 +23,33 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from workbench.plan.graph import Graph, Layer, Weight
-from workbench.plan.placement.choice import LayerPlan, placed_by_scheme
-from workbench.plan.placement.layout import ROWS, Conversion, Gradient, Layout, route
-from workbench.plan.placement.placement import Replicate, Shard
-from workbench.plan.placement.propagated import (
-    Tokens,
-    Ways,
-    by_tokens,
-    cut_through,
-    is_by_tokens,
-    read_whole,
-    way_of,
+from workbench.plan.graph.graph import Graph, Layer, Weight
+from workbench.plan.placement.layer_plan import LayerPlan, placed_by_scheme
+from workbench.plan.placement.placement import (
+    ROWS,
+    Conversion,
+    Gradient,
+    Layout,
+    Replicate,
+    Shard,
+    route,
 )
 from workbench.plan.placement.rules import (
     CARRIES_PARTIAL,
     SPLITTABLE,
     UNARY,
+    Tokens,
+    Ways,
     after,
     before,
+    by_tokens,
     can_keep,
+    cut_through,
+    is_by_tokens,
     joins,
+    read_whole,
     read_without_scheme,
+    way_of,
 )
 
 

@@ -14,10 +14,10 @@ in a layer of another name. Nobody moves weights between the two, so such a weig
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from workbench.plan.errors import PlanError
-from workbench.plan.graph import Graph, Layer, Weight
-from workbench.plan.placement.choice import LayerPlan, check
+from workbench.plan.graph.graph import Graph, Layer, Weight
+from workbench.plan.io.errors import PlanError
 from workbench.plan.placement.flow import Flow
+from workbench.plan.placement.layer_plan import LayerPlan, check
 from workbench.plan.placement.placement import Replicate, Shard
 from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.placement.schemes import schemes_of

@@ -22,15 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.plan.display.html import frame_of, save, table
-from workbench.plan.display.markup import Markup, element
-from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.experiment.asked import experiment_of, required_machine, required_plan
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.question import experiment_of, required_machine, required_plan
+from workbench.plan.io.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.io.html import Markup, element, frame_of, save, table
+from workbench.plan.io.units import milliseconds
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
-from workbench.plan.units import milliseconds
+from workbench.plan.plans.plan import Plan
 from workbench.predict.balance.partition import Partition
 from workbench.predict.balance.sharing import SPLITS, Limit, Shared, Sharing, Split, limits_of
 from workbench.predict.balance.time_model import Kind
@@ -101,7 +100,7 @@ class Balanced:
         return frame_of(rows, ("rank", self.split, "seconds", "alone_s"))
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
 
-from workbench.plan.errors import PlanError
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.io.errors import PlanError
+from workbench.plan.io.units import size
 from workbench.plan.placement.placement import apportion
-from workbench.plan.plan import Plan
-from workbench.plan.units import size
+from workbench.plan.plans.plan import Plan
 from workbench.predict.balance.partition import Partition, partition
 from workbench.predict.balance.time_model import TimeModel
 from workbench.predict.balance.times import UNITS, PlanTimes, Sizes

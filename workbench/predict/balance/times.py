@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.graph import Layer
+from workbench.plan.graph.graph import Layer
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.work import work_of
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.layout import ROWS, Layout
-from workbench.plan.placement.placement import Shard, apportion
-from workbench.plan.plan import Plan
-from workbench.plan.rules.filters import grain_of
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.placement import ROWS, Layout, Shard, apportion
+from workbench.plan.placement.presets import grain_of
+from workbench.plan.plans.plan import Plan
 from workbench.predict.balance.time_model import Kind, Point, TimeModel
 
 Sizes = Mapping[str, tuple[int, ...]]

@@ -36,12 +36,12 @@ from math import ceil, log2
 from types import MappingProxyType
 from typing import Self
 
-from workbench.plan.errors import ExperimentError, MachineError
-from workbench.plan.experiment.codec import AnyCodec
-from workbench.plan.experiment.dry_run import dry_run
-from workbench.plan.extension.own import Own
-from workbench.plan.machine.link import Link
-from workbench.plan.units import bandwidth_of
+from workbench.plan.collective.algorithm import dry_run
+from workbench.plan.collective.codec import AnyCodec
+from workbench.plan.extension.user_object import Own
+from workbench.plan.io.errors import ExperimentError, MachineError
+from workbench.plan.io.units import bandwidth_of
+from workbench.plan.machine.device import Link
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import scipy.optimize
 import scipy.stats
 
-from workbench.plan.errors import MachineError
+from workbench.plan.io.errors import MachineError
 from workbench.predict.closed_form.exchanges import FLAT, Network, Terms
 
 CONSTANTS = ("latency_s", "s_per_byte", "reduction_s_per_byte", "synchronisation_s")

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from workbench.plan.errors import ExperimentError, MachineError
-from workbench.plan.experiment.codec import AnyCodec
+from workbench.plan.collective.codec import AnyCodec
 from workbench.plan.experiment.sync import AnySync, ParameterServer, Synchronous, warm
-from workbench.plan.extension.own import Own
+from workbench.plan.extension.user_object import Own
+from workbench.plan.io.errors import ExperimentError, MachineError
 from workbench.predict.closed_form.exchanges import (
     FLAT,
     FREE,

@@ -6,10 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workbench.plan.graph import Layer
+from workbench.plan.graph.graph import Layer
 from workbench.plan.placement.flow import heads_of
-from workbench.plan.placement.layout import Conversion, Layout
-from workbench.plan.placement.placement import Partial, Replicate
+from workbench.plan.placement.placement import Conversion, Layout, Partial, Replicate
 from workbench.predict.memory.gradients import Gradients
 from workbench.predict.memory.kept import SavedTensors, Windows, drops_weights, saved_by
 from workbench.predict.memory.timeline import MemoryTimeline

@@ -37,13 +37,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from workbench.plan.experiment.algorithm import Algorithm
-from workbench.plan.experiment.codec import AnyCodec
-from workbench.plan.experiment.dry_run import dry_run
+from workbench.plan.collective.algorithm import Algorithm, dry_run
+from workbench.plan.collective.codec import AnyCodec
 from workbench.plan.experiment.experiment import ParameterServer
-from workbench.plan.extension.own import Own
-from workbench.plan.graph import Layer
-from workbench.plan.placement.mesh import replica_groups
+from workbench.plan.extension.user_object import Own
+from workbench.plan.graph.graph import Layer
+from workbench.plan.placement.placement import replica_groups
 from workbench.predict.memory.timeline import MemoryTimeline
 from workbench.predict.traffic.collective_costs import encoded, segments
 from workbench.predict.traffic.received import started_as

@@ -41,9 +41,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from workbench.plan.graph import Layer
+from workbench.plan.graph.graph import Layer
 from workbench.plan.placement.placement import Partial
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.workspaces import Workspace
 from workbench.program.rows import Counts
 

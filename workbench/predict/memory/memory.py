@@ -6,10 +6,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, overload
 
-from workbench.plan.display.html import frame_html, frame_of, save
-from workbench.plan.display.markup import Markup
+from workbench.plan.io.html import Markup, frame_html, frame_of, save
+from workbench.plan.io.units import size
 from workbench.plan.machine.machine import Machine
-from workbench.plan.units import size
 from workbench.predict.memory.kept import is_guessed
 from workbench.predict.memory.step import timeline_of
 from workbench.predict.memory.timeline import CATEGORIES, Category, Moment, Peak
@@ -136,7 +135,7 @@ class Memory:
         return frame_of(rows, ("rank", "peak_bytes", "least_bytes", "most_bytes", *CATEGORIES))
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.

@@ -26,7 +26,7 @@ import numpy as np
 
 from workbench.plan.experiment.experiment import ParameterServer
 from workbench.plan.machine.machine import Machine
-from workbench.plan.placement.mesh import replica_groups, shard_groups
+from workbench.plan.placement.placement import replica_groups, shard_groups
 from workbench.program.buckets import Buckets, Pieces, copies, late, moved_by, updated
 from workbench.program.rows import Counts, Groups
 from workbench.program.step import Program

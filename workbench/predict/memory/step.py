@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from workbench.plan.inputs import sample_bytes
+from workbench.plan.graph.graph import sample_bytes
 from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.placement import Shard
 from workbench.predict.memory.gradients import Gradients, ReductionBuffers

@@ -33,10 +33,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workbench.plan.graph import Layer
+from workbench.plan.graph.graph import Layer
 from workbench.plan.machine.machine import Machine
-from workbench.plan.machine.work import PlacedLayers, works_of
-from workbench.plan.machine.workspace import Needed, takes_workspace
+from workbench.plan.machine.work import Needed, PlacedLayers, takes_workspace, works_of
 from workbench.program.rows import Counts, Rows
 
 _FEW_CHANNELS = 4

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import Prediction, predict
 
 _GAIN = 0.002  # a plan that is faster by less is not much of a find

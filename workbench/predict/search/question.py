@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from workbench.plan.errors import MachineError, PlanError
-from workbench.plan.experiment.asked import experiment_of, required_machine
 from workbench.plan.experiment.experiment import Experiment, Optimizer
-from workbench.plan.graph import Graph, Layer
+from workbench.plan.experiment.question import experiment_of, required_machine
+from workbench.plan.graph.graph import Graph, Layer
+from workbench.plan.io.errors import MachineError, PlanError
 from workbench.plan.machine.machine import Machine
-from workbench.plan.placement.choice import LayerPlan, check
-from workbench.plan.plan import Plan
+from workbench.plan.placement.layer_plan import LayerPlan, check
+from workbench.plan.plans.plan import Plan
 from workbench.predict.search.space.choices import (
     Pin,
     Shares,

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.plan.display.html import frame_of, save, table
-from workbench.plan.display.markup import Markup, element, folded
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.plan import Plan
-from workbench.plan.units import size
+from workbench.plan.io.html import Markup, element, folded, frame_of, save, table
+from workbench.plan.io.units import size
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import Prediction
 from workbench.predict.search.bounds.relaxation import Priced
 from workbench.predict.search.evaluation import EvaluatedPlan
@@ -149,7 +148,7 @@ class SearchResult:
         return frame_of(rows, ("step_s", "peak_bytes", "plan"))
 
     def save(self, path: str | Path) -> None:
-        """Writes it into a file: "x.svg" and "x.csv" are `to_frame`, "x.html" a page with reasons.
+        """Writes it into a file: "x.csv" is `to_frame`, "x.html" a page with reasons.
 
         Raises:
             ValueError: the name has another ending.

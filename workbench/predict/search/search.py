@@ -33,12 +33,11 @@ from functools import cached_property
 import numpy as np
 
 from workbench.plan.experiment.experiment import Experiment, Optimizer, Synchronous
-from workbench.plan.graph import Graph
-from workbench.plan.inputs import sample_bytes
+from workbench.plan.graph.graph import Graph, sample_bytes
 from workbench.plan.machine.machine import Machine
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.tail import Rounds, RoundsError
-from workbench.plan.plan import Plan
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.rounds import Rounds, RoundsError
+from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.resident import STAGING_BYTES
 from workbench.predict.search.bounds.costs import StepCosts
 from workbench.predict.search.bounds.relaxation import Relaxation, Terms

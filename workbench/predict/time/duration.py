@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.plan.experiment.optimizers import AnyOptimizer
-from workbench.plan.graph import Graph, Layer
-from workbench.plan.machine.experience import Estimate
+from workbench.plan.graph.graph import Graph, Layer
+from workbench.plan.machine.device import Estimate
 from workbench.plan.machine.machine import Machine
 from workbench.plan.machine.work import PlacedLayers, work_of
-from workbench.plan.placement.layout import Conversion
-from workbench.plan.placement.placement import Shard
+from workbench.plan.placement.placement import Conversion, Shard
 from workbench.predict.time.group_topology import GroupTopology, topology_of
 from workbench.predict.traffic.received import Summing, received_of
 from workbench.program.collectives import CollectiveCall, crossing_of

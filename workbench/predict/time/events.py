@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.experiment.measured import What
+from workbench.plan.experiment.metrics import What
 from workbench.predict.time.duration import Seconds
 from workbench.program.rows import Counts
 

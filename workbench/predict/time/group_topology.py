@@ -1,6 +1,6 @@
 """How long a group's ranks take for a collective, once all of them have arrived.
 
-    seconds = rounds x latency + received / bandwidth + added x reduction   (`plan/machine/link.py`)
+    seconds = rounds x latency + received / bandwidth + added x reduction   (`Link`)
 
 on the rank that receives most. With b bytes and k ranks on m hosts of n ranks each, an all-reduce
 
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.plan.experiment.algorithm import AlgorithmName, chosen
-from workbench.plan.machine.link import BY_BACKEND, INTO_NEW, Link
+from workbench.plan.collective.algorithm import AlgorithmName, chosen
+from workbench.plan.machine.device import BY_BACKEND, INTO_NEW, Link
 from workbench.plan.machine.machine import Machine
 
 

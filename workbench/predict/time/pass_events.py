@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.plan.graph import Layer
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Layer
+from workbench.plan.plans.plan import Plan
 from workbench.predict.time.duration import (
     Crossed,
     LayerSeconds,

@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.experiment.algorithm import Algorithm
-from workbench.plan.experiment.codec import AnyCodec
-from workbench.plan.experiment.dry_run import dry_run
+from workbench.plan.collective.algorithm import Algorithm, dry_run
+from workbench.plan.collective.codec import AnyCodec
 from workbench.plan.extension.extension import name_of
-from workbench.plan.extension.own import Own
+from workbench.plan.extension.user_object import Own
 from workbench.plan.machine.device import Device
 from workbench.predict.time.duration import Speeds
 from workbench.predict.time.events import Call, Grouping, OwnSums, Segments

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.plan.display.html import save
-from workbench.plan.display.markup import Markup, element
-from workbench.plan.errors import MachineError
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import Lane, Span
+from workbench.plan.experiment.metrics import Lane, Span
+from workbench.plan.io.errors import MachineError
+from workbench.plan.io.html import Markup, element, save
 from workbench.plan.machine.machine import Machine
 from workbench.predict.drawing import picture, spans_frame
 from workbench.predict.time.duration import Seconds, Speeds

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.plan.experiment.experiment import ParameterServer
-from workbench.plan.inputs import sample_bytes
+from workbench.plan.graph.graph import sample_bytes
 from workbench.predict.time.duration import Seconds, Speeds, load_seconds, update_seconds
 from workbench.predict.time.events import Call, Event, Script
 from workbench.predict.time.pass_events import LayerTimes, PassEvents

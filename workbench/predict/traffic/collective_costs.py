@@ -11,7 +11,7 @@ With b bytes, k ranks, m hosts of n ranks each, and everything divisible, a rank
 and the functions here say what it is where nothing divides: of `length` elements in k segments
 the first `length mod k` are longer by one. They are derived from the algorithms' descriptions, not
 from their code, which is tested against them. What an algorithm of a person's own exchanges is
-found by running it without data (`plan/experiment/dry_run.py`).
+found by running it without data (`plan/collective/algorithm.py`).
 
 Sources: direct, halving-doubling: Thakur, Rabenseifner and Gropp 2005,
 doi:10.1177/1094342005051521, on pairwise exchange and on Rabenseifner's algorithm; ring:
@@ -42,10 +42,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.experiment.algorithm import Algorithm
-from workbench.plan.experiment.codec import AnyCodec
-from workbench.plan.experiment.dry_run import DryRun, dry_run
-from workbench.plan.extension.own import Own
+from workbench.plan.collective.algorithm import Algorithm, DryRun, dry_run
+from workbench.plan.collective.codec import AnyCodec
+from workbench.plan.extension.user_object import Own
 from workbench.plan.placement.placement import Shard
 from workbench.program.rows import Counts, Groups
 

@@ -22,12 +22,10 @@ from functools import partial
 
 import numpy as np
 
-from workbench.plan.experiment.algorithm import Algorithm, chosen
-from workbench.plan.experiment.codec import AnyCodec
-from workbench.plan.extension.own import Own
-from workbench.plan.placement.layout import ROWS
-from workbench.plan.placement.mesh import shard_groups
-from workbench.plan.placement.placement import Shard
+from workbench.plan.collective.algorithm import Algorithm, chosen
+from workbench.plan.collective.codec import AnyCodec
+from workbench.plan.extension.user_object import Own
+from workbench.plan.placement.placement import ROWS, Shard, shard_groups
 from workbench.predict.traffic.collective_costs import (
     FLAT,
     Costs,

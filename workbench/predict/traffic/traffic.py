@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.plan.display.html import frame_html, frame_of, save
-from workbench.plan.display.markup import Markup
-from workbench.plan.errors import ExperimentError
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.io.html import Markup, frame_html, frame_of, save
 from workbench.predict.traffic.collective_costs import Table
 from workbench.predict.traffic.received import Received, Summing, received_of
 from workbench.program.buckets import late
@@ -103,7 +102,7 @@ class Traffic:
         return frame_of(rows, columns)
 
     def save(self, path: str | Path) -> None:
-        """Writes its table into a file: "x.svg", "x.html" or "x.csv".
+        """Writes its table into a file: "x.html" or "x.csv".
 
         Raises:
             ValueError: the name has another ending.

@@ -25,8 +25,7 @@ from workbench.layers.cut_model import CutModel
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.slices import PieceSet, expect
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.graph import Graph
-from workbench.plan.inputs import Input, shown
+from workbench.plan.graph.graph import Graph, Input, shown
 from workbench.plan.placement.placement import Shard
 from workbench.store.run_folder import complete_checkpoints
 from workbench.train.checkpoint import folder

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from workbench.model.errors import CheckpointError
 from workbench.model.weights.files import replacing
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.graph import Graph
-from workbench.plan.value import dump
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.value import dump
 from workbench.store.run_folder import META, checkpoint_path, complete_checkpoints
 
 EXPERIMENT = "experiment.toml"

@@ -9,8 +9,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from workbench.model.tracing.state.python_state import State, Walk, moved
-from workbench.plan.extension.own import is_looked_at
-from workbench.plan.inputs import Input
+from workbench.plan.extension.user_object import is_looked_at
+from workbench.plan.graph.graph import Input
 from workbench.train.data.reading import DataError, Generators
 
 Inputs = Tensor | tuple[Tensor, ...]

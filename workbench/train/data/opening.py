@@ -14,8 +14,7 @@ from workbench.plan.experiment.experiment import (
     TorchData,
 )
 from workbench.plan.experiment.task import Text
-from workbench.plan.graph import Graph
-from workbench.plan.inputs import Input, shown
+from workbench.plan.graph.graph import Graph, Input, shown
 from workbench.train.data.built_in import Bytes, Centres, EightByEight, Files, Pictures, Sequences
 from workbench.train.data.collated import Batch
 from workbench.train.data.own_samples import OwnSamples

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, default_collate
 
 from workbench.plan.experiment.task import TorchData, is_iterated, made
-from workbench.plan.extension.own import Own
-from workbench.plan.inputs import Input
+from workbench.plan.extension.user_object import Own
+from workbench.plan.graph.graph import Input
 from workbench.train.data.collated import Batch, Collated
 from workbench.train.data.reading import EVALUATION, DataError, Indexed, Key, Streamed
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workbench.plan.extension.own import is_looked_at
+from workbench.plan.extension.user_object import is_looked_at
 
 
 class DataError(ValueError):

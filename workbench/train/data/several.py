@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from workbench.plan.experiment.experiment import Synthetic
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 from workbench.train.data.built_in import Centres, Drawn, Sequences
 from workbench.train.data.reading import DataError
 

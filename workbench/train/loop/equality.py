@@ -21,7 +21,7 @@ from workbench.comm.groups.group import Group
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.sync import AnySync
 from workbench.plan.extension.extension import name_of
-from workbench.plan.extension.own import Own
+from workbench.plan.extension.user_object import Own
 from workbench.plan.placement.placement import Shard
 
 _WORD = 8  # bytes

@@ -22,12 +22,12 @@ from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
 from workbench.comm.messages.recorder import BytesBySender
 from workbench.layers.cut_model import CutModel
+from workbench.plan.experiment.checks import LEAST_SCALE
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.measured import Row
-from workbench.plan.experiment.precision import LEAST_SCALE
-from workbench.plan.extension.own import opened
+from workbench.plan.experiment.metrics import Row
+from workbench.plan.extension.user_object import opened
 from workbench.plan.placement.placement import Shard
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.store.evaluations import Best, add_evaluation
 from workbench.store.messages import EndReason, StopRequest, TrainingOutcome
 from workbench.train.checkpoint.saver import Saver, parts

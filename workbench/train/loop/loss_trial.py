@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from workbench.model.tracing.state.python_state import Walk, moved
-from workbench.plan.extension.own import OwnObjectError, is_looked_at
-from workbench.plan.graph import Graph
+from workbench.plan.extension.user_object import OwnObjectError, is_looked_at
+from workbench.plan.graph.graph import Graph
 from workbench.train.data.reading import Generators
 from workbench.train.data.reads import Reads
 from workbench.train.loop.own_loss import OwnLoss, Seen, widened

@@ -22,7 +22,7 @@ from torch._C._profiler import (
     _ExperimentalConfig,
 )
 
-from workbench.plan.experiment.measured import Row
+from workbench.plan.experiment.metrics import Row
 
 
 @dataclass(frozen=True)

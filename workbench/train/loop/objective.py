@@ -26,9 +26,8 @@ from workbench.layers.local.loss import (
 )
 from workbench.layers.local.norms import LocalBatchNorm
 from workbench.plan.experiment.task import CrossEntropy
-from workbench.plan.graph import Graph
-from workbench.plan.placement.layout import ROWS
-from workbench.plan.placement.placement import Shard
+from workbench.plan.graph.graph import Graph
+from workbench.plan.placement.placement import ROWS, Shard
 from workbench.train.data.feed import MicroBatch
 from workbench.train.data.reading import DataError
 

@@ -17,8 +17,8 @@ from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.group import Group
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.task import Loss
-from workbench.plan.extension.own import Own, OwnObjectError
-from workbench.plan.graph import Graph
+from workbench.plan.extension.user_object import Own, OwnObjectError
+from workbench.plan.graph.graph import Graph
 from workbench.train.data.copied import copied
 from workbench.train.data.feed import MicroBatch
 from workbench.train.loop.objective import own_rows

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from workbench.layers.cut_model import CutModel
 from workbench.layers.rounds import PartedModel, TailRound, joined, rounds_of
-from workbench.plan.placement.mesh import shard_group
+from workbench.plan.placement.placement import shard_group
 from workbench.program.instructions import Instruction, Load, Loss, Pass
 from workbench.train.data.feed import MicroBatch, first_rows
 from workbench.train.loop.objective import CrossEntropyLoss, StepLoss, step_loss

@@ -25,10 +25,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.graph import Graph
-from workbench.plan.plan import Plan
-from workbench.plan.value import dump
-from workbench.plan.writing import make_whole, write_whole
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.files import make_whole, write_whole
+from workbench.plan.io.value import dump
+from workbench.plan.plans.plan import Plan
 from workbench.store.folder_changes import FolderChanges
 
 _FOLDER = "requests"

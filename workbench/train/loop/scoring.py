@@ -15,8 +15,8 @@ from workbench.layers.cut_model import CutModel
 from workbench.layers.local.loss import PLAIN
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.task import CrossEntropy, Metric
-from workbench.plan.extension.own import OwnObjectError
-from workbench.plan.graph import Graph
+from workbench.plan.extension.user_object import OwnObjectError
+from workbench.plan.graph.graph import Graph
 from workbench.train.data.feed import moved
 from workbench.train.data.opening import Dataset
 from workbench.train.loop.objective import Scores, average_statistics, own_rows

@@ -17,7 +17,7 @@ from workbench.layers.local.loss import PLAIN
 from workbench.model.tracing.trace import skeleton
 from workbench.model.weights.slices import Reader, WeightsFile
 from workbench.plan.experiment.experiment import Experiment, Loss, TorchData
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
 from workbench.train.checkpoint.checkpoint import in_flight, load, restore
 from workbench.train.checkpoint.in_flight import restore_residuals

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from workbench.layers.local.loss import PLAIN
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.task import CrossEntropy
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.errors import ExperimentError
 from workbench.train.data.feed import as_wide
 from workbench.train.data.opening import Dataset, order_seed
 from workbench.train.data.own_samples import OwnSamples

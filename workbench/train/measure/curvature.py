@@ -22,8 +22,8 @@ from torch import Tensor
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.experiment import Experiment, Synchronous
+from workbench.plan.experiment.stability import Curvature
 from workbench.plan.placement.placement import Shard
-from workbench.plan.stability import Curvature
 from workbench.train.loop.state import RankState, group_specs_of
 
 Pieces = dict[str, Tensor]

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from workbench.comm.codecs import PieceCoding, coder_of
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
-from workbench.plan.experiment.codec import Codec, CodecName
+from workbench.plan.collective.codec import Codec, CodecName
 from workbench.plan.experiment.experiment import SGD, Adam, AdamW, AnyOptimizer, Experiment
 from workbench.train.measure.repeating import Repetition, Until, estimate, finish, slowest
 from workbench.train.strategies.remembered import build_optimizer

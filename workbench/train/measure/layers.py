@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.inputs import sample_bytes
+from workbench.plan.graph.graph import sample_bytes
 from workbench.plan.machine.work import Work, work_of
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import MicroBatch, moved
 from workbench.train.loop.state import RankState, group_specs_of
 from workbench.train.loop.step import Stepper

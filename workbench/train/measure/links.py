@@ -34,10 +34,15 @@ from workbench.comm.messages.flat import MessageRound, MessageRounds, accumulato
 from workbench.comm.nonblocking import start_broadcast
 from workbench.comm.pending import Pending
 from workbench.plan.experiment.experiment import Experiment, Synchronous
-from workbench.plan.experiment.measured import CollectiveTrace
-from workbench.plan.machine.link import BY_BACKEND, EXCHANGE, INTO_NEW
-from workbench.plan.placement.mesh import group_sizes, replica_groups, shard_groups
-from workbench.plan.placement.placement import Shard, apportion
+from workbench.plan.experiment.metrics import CollectiveTrace
+from workbench.plan.machine.device import BY_BACKEND, EXCHANGE, INTO_NEW
+from workbench.plan.placement.placement import (
+    Shard,
+    apportion,
+    group_sizes,
+    replica_groups,
+    shard_groups,
+)
 from workbench.train.measure.repeating import Repetition, Until, estimate, finish, slowest
 
 _UNTIL = Until(relative=0.05, least=5, most=40)

@@ -17,10 +17,9 @@ from workbench.model.build import build_fake, with_tensors
 from workbench.model.dtypes import TORCH_DTYPES
 from workbench.model.tracing.inputs import called_whole
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.graph import Graph, Layer
-from workbench.plan.machine.work import local_shape, work_of
-from workbench.plan.machine.workspace import Needed, Workspace, takes_workspace
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Graph, Layer
+from workbench.plan.machine.work import Needed, Workspace, local_shape, takes_workspace, work_of
+from workbench.plan.plans.plan import Plan
 from workbench.train.loop.memory import PeakMeter
 from workbench.train.measure.device import DTYPES
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from workbench.comm.all_reduce import start_all_reduce
 from workbench.comm.groups.group import Group
 from workbench.layers.cut_model import CutModel
-from workbench.plan.placement.mesh import shard_group
+from workbench.plan.placement.placement import shard_group
 from workbench.program.buckets import Bucket
 from workbench.program.instructions import (
     Adjust,

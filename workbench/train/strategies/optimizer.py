@@ -42,8 +42,7 @@ from workbench.comm.owned import Owned
 from workbench.comm.pending import Pending
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.optimizers import AnyOptimizer, Remembered, at_rate
-from workbench.plan.placement.division import divide
-from workbench.plan.placement.placement import Replicate, Shard
+from workbench.plan.placement.placement import Replicate, Shard, divide
 from workbench.program.step import RankProgram
 from workbench.train.strategies.clipping import Clipping
 from workbench.train.strategies.remembered import (

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from workbench.comm.pending import ProgressThread
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment.strategy import Timing
+from workbench.plan.experiment.sync import Timing
 from workbench.program.buckets import Bucket
 from workbench.program.instructions import (
     Adjust,

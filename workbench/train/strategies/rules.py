@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment.strategy import Strategy, Timing
-from workbench.plan.experiment.sync import SyncValue
-from workbench.plan.extension.own import OwnObjectError
+from workbench.plan.experiment.sync import Strategy, SyncValue, Timing
+from workbench.plan.extension.user_object import OwnObjectError
 
 States = dict[str, Tensor]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.group import Group
-from workbench.plan.experiment.precision import LEAST_SCALE, LossScale
+from workbench.plan.experiment.checks import LEAST_SCALE, LossScale
 
 
 class LossScaling:

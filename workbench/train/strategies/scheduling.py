@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from workbench.plan.errors import ExperimentError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.schedule import AnySchedule, StepFunction, WarmupCosine
+from workbench.plan.io.errors import ExperimentError
 from workbench.train.strategies.remembered import build_optimizer
 
 Options = Mapping[str, Any]

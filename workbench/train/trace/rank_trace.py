@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.plan.experiment.measured import What
+from workbench.plan.experiment.metrics import What
 
 Interval = tuple[float, float]
 """(beginning, end), seconds from the beginning of the step."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from workbench.plan.writing import write_whole
+from workbench.plan.io.files import write_whole
 from workbench.train.trace.rank_trace import RankTrace
 from workbench.train.trace.tracing import Tracer
 

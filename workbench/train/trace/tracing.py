@@ -36,7 +36,7 @@ from torch.utils.hooks import RemovableHandle
 from workbench.comm.messages.recorder import Doing, RecordedCall, Recorder
 from workbench.layers.cut_model import CutModel
 from workbench.layers.local.convert import ConvertLayout
-from workbench.plan.experiment.measured import What
+from workbench.plan.experiment.metrics import What
 from workbench.train.trace.rank_trace import Called, Computed, Interval, RankTrace
 
 Runner = Callable[[torch.fx.GraphModule, torch.fx.Node, Callable[[], Any]], Any]

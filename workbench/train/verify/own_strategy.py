@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from workbench.comm.groups.world import RankConfig, World
 from workbench.model.tracing.inputs import called_whole
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.strategy import Strategy
+from workbench.plan.experiment.sync import Strategy
 from workbench.plan.placement.placement import Shard, apportion
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.data.feed import listed, rows_of_step
 from workbench.train.data.opening import open_for

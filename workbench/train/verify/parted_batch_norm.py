@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 
 
 def part_batch_norm(model: nn.Module, plan: Plan) -> None:

@@ -33,8 +33,8 @@ from workbench.model.tracing.inputs import called_whole
 from workbench.model.weights.files import write_tensors
 from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import CrossEntropy, Experiment, Loss, TorchData
-from workbench.plan.graph import Graph, Layer
-from workbench.plan.plan import Plan
+from workbench.plan.graph.graph import Graph, Layer
+from workbench.plan.plans.plan import Plan
 from workbench.program.rows import micro_batches
 from workbench.train.data.feed import epoch_of, listed, rows_of_step
 from workbench.train.data.opening import open_for, order_seed

@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.plan.display.html import frame_of, save, table
-from workbench.plan.display.markup import Markup, element, joined, lines
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.html import Markup, element, frame_of, joined, lines, save, table
 
 if TYPE_CHECKING:
     import pandas
@@ -198,7 +197,7 @@ class Verification:
         return frame_of(rows, [*(f.name for f in fields(Difference)), "tolerance"])
 
     def save(self, path: str | Path) -> None:
-        """Writes it into a file: "x.svg" and "x.csv" are all tensors, "x.html" a page.
+        """Writes it into a file: "x.csv" has all tensors, "x.html" a page.
 
         Raises:
             ValueError: the name has another ending.

@@ -15,8 +15,8 @@ from workbench.comm.groups.world import RankConfig, World
 from workbench.layers.cut_model import RankGroups
 from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.io.files import write_whole
 from workbench.plan.placement.placement import Replicate, Shard
-from workbench.plan.writing import write_whole
 from workbench.train.data.collated import Batch
 from workbench.train.data.opening import Dataset
 from workbench.train.data.reading import EVALUATION

@@ -16,8 +16,7 @@ import traitlets
 from IPython.display import DisplayHandle, display
 
 from workbench.plan.display import svg
-from workbench.plan.display.html import save
-from workbench.plan.display.markup import Markup
+from workbench.plan.io.html import Markup, save
 
 if TYPE_CHECKING:
     import pandas

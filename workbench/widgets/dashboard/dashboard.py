@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from workbench.plan.display.markup import Markup
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.io.html import Markup
 from workbench.plan.machine.machine import Machine
 from workbench.widgets.base.background import BackgroundTasks, failed
 from workbench.widgets.base.widget import Widget

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from workbench.client.run.rows import Rows
-from workbench.plan.units import digits, duration, percent
+from workbench.plan.io.units import digits, duration, percent
 from workbench.predict.measured import Timeline
 from workbench.store.errors import StoreError
 from workbench.widgets.dashboard.series import Series

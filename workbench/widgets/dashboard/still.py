@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from workbench.plan.display import svg
-from workbench.plan.display.html import table
-from workbench.plan.display.markup import Markup, element, folded, joined
 from workbench.plan.display.panels import (
     INK,
     Axis,
@@ -16,8 +14,9 @@ from workbench.plan.display.panels import (
     document,
     line_panel,
 )
-from workbench.plan.experiment.measured import KINDS
-from workbench.plan.units import digits, milliseconds, size
+from workbench.plan.experiment.metrics import KINDS
+from workbench.plan.io.html import Markup, element, folded, joined, table
+from workbench.plan.io.units import digits, milliseconds, size
 from workbench.widgets.dashboard.forecast import RunForecast
 from workbench.widgets.dashboard.run import metric_of, said
 from workbench.widgets.dashboard.series import CATEGORIES, RankFigures

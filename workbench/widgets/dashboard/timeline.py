@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.experiment.measured import KINDS, LANES, Span
+from workbench.plan.experiment.metrics import KINDS, LANES, Span
 from workbench.widgets.dashboard.forecast import RunForecast
 from workbench.widgets.dashboard.watched import WatchedRun
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workbench.plan.display import svg
-from workbench.plan.display.markup import Markup, joined
 from workbench.plan.display.panels import ticks
+from workbench.plan.io.html import Markup, joined
 from workbench.widgets.drawing import theme
 
 WIDTH, HEIGHT = 470, 250

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from workbench.plan.display import svg
-from workbench.plan.display.markup import Markup
+from workbench.plan.io.html import Markup
 
 COLORS: Mapping[str, str] = MappingProxyType(
     {

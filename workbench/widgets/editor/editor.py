@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from workbench.plan.display.markup import Markup
-from workbench.plan.errors import ExperimentError, MachineError, PlanError
-from workbench.plan.experiment.asked import required_plan, usual
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.graph import Graph
+from workbench.plan.experiment.question import required_plan, usual
+from workbench.plan.graph.graph import Graph
+from workbench.plan.io.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.io.html import Markup
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import Prediction
 from workbench.predict.search.result import summary
 from workbench.widgets.base.background import BackgroundTasks

@@ -5,18 +5,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.plan.errors import PlanError, unknown
 from workbench.plan.extension.extension import name_of
-from workbench.plan.extension.own import Own
-from workbench.plan.graph import Graph, Layer
-from workbench.plan.placement.choice import LayerPlan, check
-from workbench.plan.placement.mesh import group_sizes
-from workbench.plan.placement.propagated import Tokens
+from workbench.plan.extension.user_object import Own
+from workbench.plan.graph.graph import Graph, Layer
+from workbench.plan.io.errors import PlanError, unknown
+from workbench.plan.placement.layer_plan import LayerPlan, check
+from workbench.plan.placement.placement import group_sizes
+from workbench.plan.placement.rounds import RoundsError
+from workbench.plan.placement.rules import Tokens
 from workbench.plan.placement.schemes import schemes_of
-from workbench.plan.placement.tail import RoundsError
 from workbench.plan.placement.tied import together
-from workbench.plan.plan import Plan
-from workbench.plan.rules.rule import GroupRule, Rule, plan_by
+from workbench.plan.plans.plan import Plan
+from workbench.plan.plans.rule import GroupRule, Rule, plan_by
 
 EQUAL = "equal"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.timeline import Category
 from workbench.predict.prediction import Prediction, predict
 from workbench.predict.time.events import (

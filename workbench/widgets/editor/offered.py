@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from workbench.plan.errors import PlanError
 from workbench.plan.extension.extension import extension_of, installed, name_of, named
-from workbench.plan.extension.own import Own, OwnObjectError
-from workbench.plan.graph import Graph, Layer
-from workbench.plan.placement.choice import LayerPlan, as_scheme
+from workbench.plan.extension.user_object import Own, OwnObjectError
+from workbench.plan.graph.graph import Graph, Layer
+from workbench.plan.io.errors import PlanError
+from workbench.plan.placement.layer_plan import LayerPlan, as_scheme
 from workbench.plan.placement.schemes import BUILT_IN, Scheme, schemes_of
-from workbench.plan.plan import Plan
-from workbench.plan.rules.rule import BUILT_IN as RULES
-from workbench.plan.rules.rule import GroupRule, Rule
+from workbench.plan.plans.plan import Plan
+from workbench.plan.plans.rule import BUILT_IN as RULES
+from workbench.plan.plans.rule import GroupRule, Rule
 
 
 class Offered:

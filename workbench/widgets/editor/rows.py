@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, Literal
 
-from workbench.plan.graph import Graph, Layer
-from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.graph.graph import Graph, Layer
 from workbench.plan.placement.flow import WeightPlacement, heads_of
+from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.placement.placement import Replicate
 from workbench.plan.placement.rules import SPLITTABLE
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.widgets.editor.offered import Offered
 
 Columns = dict[str, list[Any]]

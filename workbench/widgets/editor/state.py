@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.placement.tail import ROUNDS
-from workbench.plan.plan import BATCH_NORMS, Plan
+from workbench.plan.placement.rounds import ROUNDS
+from workbench.plan.plans.plan import BATCH_NORMS, Plan
 from workbench.widgets.editor import edits
 from workbench.widgets.editor.forecast import Figures, Totals
 from workbench.widgets.editor.offered import Offered

@@ -4,15 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.plan.display import svg
-from workbench.plan.display.html import shortened, table
-from workbench.plan.display.markup import Markup, element, folded
 from workbench.plan.display.panels import FAINT, INK, RULE
-from workbench.plan.graph import Layer
+from workbench.plan.graph.graph import Layer
+from workbench.plan.io.html import Markup, element, folded, shortened, table
+from workbench.plan.io.units import digits, milliseconds, size
+from workbench.plan.io.units import shortened as shortened_name
 from workbench.plan.placement.rules import SPLITTABLE
-from workbench.plan.plan import Plan
-from workbench.plan.show import color_of
-from workbench.plan.units import digits, milliseconds, size
-from workbench.plan.units import shortened as shortened_name
+from workbench.plan.plans.plan import Plan
+from workbench.plan.plans.table import color_of
 from workbench.widgets.editor.rows import MOST_RANKS, Columns, runs
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.graph import Graph
+from workbench.plan.graph.graph import Graph
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.predict.search import MemoryLimitError, search
 from workbench.predict.search.limit import bytes_of
 from workbench.predict.search.result import summary

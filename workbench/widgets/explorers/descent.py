@@ -5,7 +5,7 @@ Steps are those of `Pipelined`: with S[t] the gradient at w[t], summed over work
     v <- m v + S[t - (width - 1)],     w <- w - lr v,     nothing while t < width - 1
 
 where lr is in units of the inverse of the largest curvature at the beginning: on a quadratic loss,
-`plan.stability.limit` is its limit. The other loss is that of recognising digits; both
+`stability.limit` is its limit. The other loss is that of recognising digits; both
 are split over workers, whose gradients add up to the loss's own. Codecs give here what those of
 `workbench.comm.codecs` give on tensors that travel.
 """
@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 
 Floats = NDArray[np.float32]
 

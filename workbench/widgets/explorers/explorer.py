@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from workbench.plan.display import svg
-from workbench.plan.display.html import frame_of, shortened, table
-from workbench.plan.display.markup import Markup, element, folded
+from workbench.plan.io.html import Markup, element, folded, frame_of, shortened, table
 from workbench.widgets.base.widget import Displayed, Live, View
 from workbench.widgets.drawing.theme import COLORS
 from workbench.widgets.explorers.controls import Button, Control

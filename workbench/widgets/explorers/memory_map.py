@@ -7,9 +7,9 @@ from typing import Any
 import traitlets
 
 from workbench.plan.display import svg
-from workbench.plan.display.markup import Markup, joined
+from workbench.plan.io.html import Markup, joined
+from workbench.plan.io.units import shortened, size
 from workbench.plan.machine.machine import Machine
-from workbench.plan.units import shortened, size
 from workbench.predict.memory.memory import RankMemory
 from workbench.predict.memory.timeline import CATEGORIES, Category
 from workbench.predict.prediction import Prediction

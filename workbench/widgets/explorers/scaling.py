@@ -6,10 +6,10 @@ from typing import Any
 
 import traitlets
 
-from workbench.plan.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.io.errors import ExperimentError, MachineError, PlanError
+from workbench.plan.io.units import count, digits, milliseconds, shortened
 from workbench.plan.machine.machine import Machine
-from workbench.plan.plan import Plan
-from workbench.plan.units import count, digits, milliseconds, shortened
+from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import Prediction
 from workbench.predict.scaling import MOST_RANKS, Point
 from workbench.widgets.base.background import LatestWorker

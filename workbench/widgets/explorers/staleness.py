@@ -6,13 +6,13 @@ from typing import Any
 
 import traitlets
 
-from workbench.plan.errors import ExperimentError, MachineError
-from workbench.plan.experiment.codec import Codec
+from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import Experiment
+from workbench.plan.experiment.stability import limit
 from workbench.plan.experiment.sync import Pipelined, Synchronous
+from workbench.plan.io.errors import ExperimentError, MachineError
+from workbench.plan.io.units import brief_seconds, digits, milliseconds, percent, times
 from workbench.plan.machine.machine import Machine
-from workbench.plan.stability import limit
-from workbench.plan.units import brief_seconds, digits, milliseconds, percent, times
 from workbench.predict.closed_form import Compute, Network, TimingModel
 from workbench.widgets.drawing.plot import Line, Mark, Scale, plot
 from workbench.widgets.explorers.controls import Choice, Control, Slider, decades

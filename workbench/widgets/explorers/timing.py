@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import traitlets
 
-from workbench.plan.errors import ExperimentError, MachineError
-from workbench.plan.experiment.codec import AnyCodec, as_codec
+from workbench.plan.collective.codec import AnyCodec, as_codec
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.sync import LocalSGD, ParameterServer, Pipelined, Sync, Synchronous
 from workbench.plan.extension.extension import installed
-from workbench.plan.machine.link import Link
-from workbench.plan.machine.machine import Machine
-from workbench.plan.units import (
+from workbench.plan.io.errors import ExperimentError, MachineError
+from workbench.plan.io.units import (
     brief_seconds,
     count,
     digits,
@@ -24,6 +22,8 @@ from workbench.plan.units import (
     size,
     times,
 )
+from workbench.plan.machine.device import Link
+from workbench.plan.machine.machine import Machine
 from workbench.predict.closed_form import (
     Coding,
     Compute,

@@ -9,9 +9,9 @@ import traitlets
 from numpy.typing import NDArray
 
 from workbench.plan.display import svg
-from workbench.plan.display.markup import Markup
-from workbench.plan.errors import ExperimentError
-from workbench.plan.units import shortened, size
+from workbench.plan.io.errors import ExperimentError
+from workbench.plan.io.html import Markup
+from workbench.plan.io.units import shortened, size
 from workbench.predict.prediction import Prediction, predict
 from workbench.predict.traffic.collective_costs import Table as Counts
 from workbench.predict.traffic.traffic import Pairs, pairs_of

@@ -10,8 +10,7 @@ from typing import Any
 import traitlets
 
 from workbench.client.cluster import Cluster
-from workbench.plan.display.html import table
-from workbench.plan.display.markup import Markup, element
+from workbench.plan.io.html import Markup, element, table
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.store import Store
 from workbench.widgets.base.background import BackgroundTasks

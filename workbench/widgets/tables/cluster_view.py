@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from workbench.plan.display.html import frame_of
-from workbench.plan.display.markup import Markup
-from workbench.plan.units import size
+from workbench.plan.io.html import Markup, frame_of
+from workbench.plan.io.units import size
 from workbench.store.record import EngineRecord, JobRecord, JobState
 from workbench.store.store import Store
 from workbench.widgets.base.widget import View

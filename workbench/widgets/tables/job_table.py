@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import traitlets
 
 from workbench.client.jobs import jobs_frame
-from workbench.plan.display.markup import Markup
+from workbench.plan.io.html import Markup
 from workbench.scheduler.jobs import length, order
 from workbench.store.record import ACTIVE, ENDED, JobRecord, JobState
 from workbench.store.store import Store

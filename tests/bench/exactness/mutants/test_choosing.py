@@ -34,10 +34,10 @@ def test_every_folder_that_computes_is_looked_at():
     found = sources(ROOT)
     assert {Path(file).parts[1] for file in found} == {"comm", "layers", "train", "program", "plan"}
     assert "workbench/comm/codecs/coders.py" in found
-    assert "workbench/plan/show.py" not in found
+    assert "workbench/plan/plans/table.py" not in found
 
 
 def test_one_file_of_the_house_has_faults_of_several_kinds():
-    file = "workbench/plan/placement/mesh.py"
+    file = "workbench/plan/placement/placement.py"
     found = faults((ROOT / file).read_text("utf-8"), file)
     assert len({fault.kind for fault in found}) >= 5

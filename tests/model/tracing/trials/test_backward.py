@@ -7,7 +7,7 @@ from torch import nn
 
 from tests.model.traced import calling
 from workbench.model import TraceError, trace
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 
 
 class ByNorm(torch.autograd.Function):

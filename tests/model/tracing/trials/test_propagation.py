@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from workbench.model.tracing.trace import trace
-from workbench.plan.placement.propagation import Propagation
+from workbench.plan.graph.saved import Propagation
 
 TOKENS, WIDTH, HEADS = 5, 24, 6
 

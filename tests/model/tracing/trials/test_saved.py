@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from workbench.model.tracing.trace import trace
-from workbench.plan.placement.propagation import Saved
-from workbench.plan.plan import Plan
+from workbench.plan.graph.saved import Saved
+from workbench.plan.plans.plan import Plan
 
 TOKENS, WIDTH, HEADS = 6, 16, 2
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from workbench.model.tracing.trace import trace
-from workbench.plan.placement.propagation import Propagation
+from workbench.plan.graph.saved import Propagation
 
 TOKENS, WIDTH = 5, 8
 EACH = Propagation(((1, 1),), (1, 1), TOKENS, of_tokens=True)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from workbench.model.errors import TraceError
 from workbench.model.tracing.trace import trace
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 
 OTHERWISE = "computes in {} something else than was traced of it: {}"
 

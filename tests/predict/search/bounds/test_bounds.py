@@ -11,8 +11,8 @@ import workbench as wb
 from tests.plan import graphs
 from tests.predict.search.drawn import convolutions, tokens
 from tests.predict.search.machines import machine, machines
-from workbench.plan.placement.tail import RoundsError
-from workbench.plan.plan import Plan
+from workbench.plan.placement.rounds import RoundsError
+from workbench.plan.plans.plan import Plan
 from workbench.predict.search.bounds.costs import TIMES
 from workbench.predict.search.limit.candidates import Prices, Rule
 from workbench.predict.search.limit.memory_costs import MemoryCosts

@@ -10,12 +10,11 @@ from tests.layers import heads
 from tests.plan import graphs
 from tests.predict.search.drawn import convolutions, tokens
 from workbench.model.tracing.trace import trace
-from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import crossings, returned, summed_over
-from workbench.plan.placement.layout import ROWS, Layout
-from workbench.plan.placement.placement import Replicate
-from workbench.plan.placement.propagated import read_whole, way_of
-from workbench.plan.plan import Plan
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.placement import ROWS, Layout, Replicate
+from workbench.plan.placement.rules import read_whole, way_of
+from workbench.plan.plans.plan import Plan
 from workbench.predict.search.space.choices import LocalPlacement, options_of
 from workbench.predict.search.space.construction import trellis_of
 from workbench.predict.search.space.trellis import Weighted

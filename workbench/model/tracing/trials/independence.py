@@ -61,7 +61,7 @@ from workbench.model.tracing.trials.probe import (
     has_rows,
     of_samples,
 )
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 
 _MANY = BATCH * 6
 _MOVED = ((0, CHANGED, 2), (0, NAN, 2))

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from workbench.model.tracing.batch import called, cleared, tensors
 from workbench.model.tracing.draws import Held, drawing
 from workbench.model.tracing.trials.probe import Draw, Probe, Samples, Traced, TrialDraws, alike
-from workbench.plan.placement.propagation import Propagation
+from workbench.plan.graph.saved import Propagation
 
 # A dimension, counted with the batch, and the equal blocks of it that are cut alike.
 Cut = tuple[int, ...]

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from workbench.model.build import with_tensors
 from workbench.model.tracing.batch import BATCHES, called, cleared, shape_for, tensors, versions
 from workbench.model.tracing.draws import Draws, Held, drawing, placed_bits
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Input
 
 Samples = tuple[int, ...]
 

@@ -44,7 +44,7 @@ from workbench.model.tracing.trials.pieces import (
     reader_inputs,
 )
 from workbench.model.tracing.trials.probe import Traced
-from workbench.plan.placement.propagation import Propagation
+from workbench.plan.graph.saved import Propagation
 
 _BLOCKS = (1, 2, 3)
 _BY_TOKENS: Cut = (1, 1)

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.model.tracing.batch import tensors
-from workbench.plan.placement.propagation import Saved
+from workbench.plan.graph.saved import Saved
 
 
 def watched(

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from workbench.model.build import with_tensors
 from workbench.model.errors import TraceError
 from workbench.model.tracing.inputs import called_whole
-from workbench.plan.graph import Graph
-from workbench.plan.inputs import Input
+from workbench.plan.graph.graph import Graph, Input
 
 SAMPLES = 3
 MOST_ELEMENTS, MOST_FLOPS = 2**24, 2 * 10**8

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from workbench.plan.placement.flow import crossings
-from workbench.plan.placement.layout import Conversion, Layout
+from workbench.plan.placement.placement import Conversion, Layout
 from workbench.predict.search.space.trellis import Floats, Readings
 from workbench.predict.time.duration import Speeds, conversion_seconds
 from workbench.program.rows import Rows

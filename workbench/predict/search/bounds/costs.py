@@ -22,15 +22,14 @@ from dataclasses import dataclass
 from typing import cast
 
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.graph import Graph, Layer
+from workbench.plan.graph.graph import Graph, Layer
 from workbench.plan.machine.machine import Machine
-from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import Flow, place_weight, returned, summed_over
-from workbench.plan.placement.layout import ROWS, Conversion, Layout
-from workbench.plan.placement.placement import Replicate
-from workbench.plan.placement.propagated import cut_through, read_whole
-from workbench.plan.placement.tail import Rounds, mixes_rows, round_rows
-from workbench.plan.plan import BatchNorm, Plan
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.placement import ROWS, Conversion, Layout, Replicate
+from workbench.plan.placement.rounds import Rounds, mixes_rows, round_rows
+from workbench.plan.placement.rules import cut_through, read_whole
+from workbench.plan.plans.plan import BatchNorm, Plan
 from workbench.predict.search.bounds.conversion_costs import (
     ConversionCosts,
     Passes,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.plan.placement.choice import LayerPlan
+from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.predict.search.bounds.costs import (
     BACKWARD,
     FORWARD,

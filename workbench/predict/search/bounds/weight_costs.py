@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.plan.experiment.experiment import Experiment, Synchronous
-from workbench.plan.extension.own import Own
-from workbench.plan.graph import Layer
+from workbench.plan.extension.user_object import Own
+from workbench.plan.graph.graph import Layer
 from workbench.plan.placement.flow import WeightPlacement
-from workbench.plan.placement.mesh import group_sizes, replica_groups
+from workbench.plan.placement.placement import group_sizes, replica_groups
 from workbench.predict.time.duration import Seconds, Speeds, update_seconds
 from workbench.predict.time.pass_events import addition
 from workbench.program.buckets import KEEPS_GRADIENT_BYTES, copies, itemsize, piece

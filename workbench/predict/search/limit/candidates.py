@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.tail import Rounds
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.rounds import Rounds
 from workbench.predict.search.limit.memory_costs import BESIDE, OTHER, RESIDENT
 from workbench.predict.search.limit.recompute import Transitions
 from workbench.predict.search.space.trellis import Floats, Integers, Stage

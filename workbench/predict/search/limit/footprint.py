@@ -12,13 +12,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.plan.experiment.experiment import Experiment, Synchronous
-from workbench.plan.graph import Graph, Layer
+from workbench.plan.graph.graph import Graph, Layer
 from workbench.plan.machine.machine import Machine
 from workbench.plan.machine.work import PlacedLayers
-from workbench.plan.placement.choice import LayerPlan
 from workbench.plan.placement.flow import WeightPlacement, heads_of
-from workbench.plan.placement.layout import Layout
-from workbench.plan.plan import Plan
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.placement import Layout
+from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.kept import Windows, saved_by
 from workbench.predict.memory.workspaces import (
     NO_WORKSPACE,

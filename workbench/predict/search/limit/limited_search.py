@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from workbench.plan.placement.tail import Rounds, RoundsError
-from workbench.plan.plan import Plan
+from workbench.plan.placement.rounds import Rounds, RoundsError
+from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import predict
 from workbench.predict.search.bounds.costs import StepCosts
 from workbench.predict.search.bounds.relaxation import Terms

@@ -27,9 +27,9 @@ When each of these is held is described in `recompute.py`. They count only under
 
 from collections.abc import Sequence
 
-from workbench.plan.graph import Layer
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.layout import ROWS, Conversion, Layout
+from workbench.plan.graph.graph import Layer
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.placement import ROWS, Conversion, Layout
 from workbench.predict.search.bounds.conversion_costs import PassSeconds
 from workbench.predict.search.bounds.costs import TIMES, StepCosts
 from workbench.predict.search.space.trellis import Cost, Readings

@@ -3,9 +3,9 @@
 import math
 import re
 
-from workbench.plan.errors import PlanError
-from workbench.plan.plan import Plan
-from workbench.plan.units import size
+from workbench.plan.io.errors import PlanError
+from workbench.plan.io.units import size
+from workbench.plan.plans.plan import Plan
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from workbench.plan.placement.tail import Rounds
+from workbench.plan.placement.rounds import Rounds
 from workbench.predict.search.bounds.costs import (
     BACKWARD,
     FORWARD,

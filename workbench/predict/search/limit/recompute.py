@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.plan.graph import Graph, Layer
+from workbench.plan.graph.graph import Graph, Layer
 from workbench.predict.search.limit.footprint import SLOTS, Footprints
 from workbench.predict.search.space.trellis import Floats, Integers
 

@@ -12,14 +12,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
-from workbench.plan.errors import PlanError, unknown
-from workbench.plan.extension.own import Own
-from workbench.plan.graph import Graph, Layer
-from workbench.plan.placement.choice import LayerPlan, as_scheme, check, placed_by_scheme
+from workbench.plan.extension.user_object import Own
+from workbench.plan.graph.graph import Graph, Layer
+from workbench.plan.io.errors import PlanError, unknown
 from workbench.plan.placement.flow import Placing
-from workbench.plan.placement.layout import ROWS, Layout
-from workbench.plan.placement.mesh import group_sizes
-from workbench.plan.placement.placement import Replicate
+from workbench.plan.placement.layer_plan import LayerPlan, as_scheme, check, placed_by_scheme
+from workbench.plan.placement.placement import ROWS, Layout, Replicate, group_sizes
 from workbench.plan.placement.rules import SPLITTABLE, after, joins, read_without_scheme
 from workbench.plan.placement.schemes import BUILT_IN, SCHEMES, schemes_of
 from workbench.plan.placement.tied import kept_whole, tied_tables, together

@@ -12,12 +12,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from workbench.plan.graph import Graph, Layer
-from workbench.plan.placement.choice import LayerPlan, placed_by_scheme
-from workbench.plan.placement.layout import ROWS, Layout
-from workbench.plan.placement.placement import Replicate
-from workbench.plan.placement.propagated import read_each
-from workbench.plan.placement.rules import CARRIES_PARTIAL, SPLITTABLE
+from workbench.plan.graph.graph import Graph, Layer
+from workbench.plan.placement.layer_plan import LayerPlan, placed_by_scheme
+from workbench.plan.placement.placement import ROWS, Layout, Replicate
+from workbench.plan.placement.rules import CARRIES_PARTIAL, SPLITTABLE, read_each
 from workbench.predict.search.space.choices import LocalPlacement, Preference, preference_of
 from workbench.predict.search.space.trellis import (
     Cost,

@@ -21,9 +21,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from workbench.plan.graph import Layer
-from workbench.plan.placement.choice import LayerPlan
-from workbench.plan.placement.layout import Layout
+from workbench.plan.graph.graph import Layer
+from workbench.plan.placement.layer_plan import LayerPlan
+from workbench.plan.placement.placement import Layout
 
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

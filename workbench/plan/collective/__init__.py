@@ -1,0 +1,1 @@
+"""All-reduce algorithms and codecs, by name."""

@@ -1,0 +1,1 @@
+"""What all values share: errors, files, HTML, units."""

@@ -1,1 +1,0 @@
-"""Rules that make plans for whole models."""
