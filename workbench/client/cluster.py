@@ -24,12 +24,12 @@ from workbench.client.run.trying import try_out
 from workbench.plan.collective.algorithm import Algorithm
 from workbench.plan.collective.codec import AnyCodec
 from workbench.plan.experiment import stability
-from workbench.plan.experiment.checks import Precision
 from workbench.plan.experiment.experiment import AnyOptimizer, Experiment
 from workbench.plan.experiment.stability import Curvature
 from workbench.plan.graph.graph import Graph
 from workbench.plan.io.html import Markup, element, frame_of, lines, save, table
 from workbench.plan.io.units import size
+from workbench.plan.machine.device import Precision
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plans.plan import Plan
 from workbench.train.verify.verification import Verification

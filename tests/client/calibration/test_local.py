@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+import workbench as wb
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.machine.machine import Machine
 from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import predict
 
@@ -20,7 +20,7 @@ GRAPH = trace(
 def test_memory_is_predicted_without_a_band_for_what_was_measured():
     before = torch.get_num_threads()
     plan = Plan.hybrid(GRAPH, 2)
-    machine = Machine.local(plan, rows=4)
+    machine = wb.Machine.local(plan, rows=4)
     assert torch.get_num_threads() == before
     run = Experiment(
         plan=plan,
@@ -42,13 +42,13 @@ def test_memory_is_predicted_without_a_band_for_what_was_measured():
 
 @pytest.mark.slow
 def test_a_graph_is_measured_whole():
-    (device,) = Machine.local(GRAPH, rows=(1, 2)).devices
+    (device,) = wb.Machine.local(GRAPH, rows=(1, 2)).devices
     assert len(device.workspaces) == 2
     assert [rows for rows, *_ in device.workspaces[0].points] == [1, 2]
 
 
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(TypeError, match="takes graphs and plans, got str"):
-        Machine.local("vgg11")
+        wb.Machine.local("vgg11")
     with pytest.raises(ValueError, match="rows must be"):
-        Machine.local(GRAPH, rows=0)
+        wb.Machine.local(GRAPH, rows=0)

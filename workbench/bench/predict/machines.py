@@ -14,10 +14,9 @@ from typing import Protocol
 from torch import nn
 
 from workbench.bench.predict.cases import Case
-from workbench.plan.experiment.checks import Precision
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph.graph import Graph
-from workbench.plan.machine.device import Device, Sample
+from workbench.plan.machine.device import Device, Precision, Sample
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plans.plan import Plan
 

@@ -10,8 +10,8 @@ from typing import get_args
 import platformdirs
 import torch
 
-from workbench.plan.experiment.checks import Precision
 from workbench.plan.io.errors import MachineError
+from workbench.plan.machine.device import Precision
 from workbench.plan.machine.machine import Machine
 from workbench.store.cluster_spec import EngineDevice
 

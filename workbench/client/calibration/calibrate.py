@@ -24,10 +24,9 @@ from workbench.client.calibration.devices import (
 )
 from workbench.client.leases import Lease
 from workbench.client.run.submitting import module_values
-from workbench.plan.experiment.checks import Precision
 from workbench.plan.experiment.experiment import SGD, AnyOptimizer, Experiment, Synthetic
 from workbench.plan.graph.graph import Graph, Input, Layer, Source, Weight
-from workbench.plan.machine.device import Curve, Link, costs
+from workbench.plan.machine.device import Curve, Link, Precision, costs
 from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.placement import group_sizes
 from workbench.plan.plans.plan import Plan

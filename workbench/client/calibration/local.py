@@ -15,9 +15,8 @@ from workbench.client.calibration.cache import processor
 from workbench.client.calibration.calibrate import rows_of
 from workbench.client.calibration.devices import with_workspaces
 from workbench.hosts.host import assign, probe
-from workbench.plan.experiment.checks import Precision
 from workbench.plan.graph.graph import Graph
-from workbench.plan.machine.device import Device, Link
+from workbench.plan.machine.device import Device, Link, Precision
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plans.plan import Plan
 from workbench.store.cluster_spec import EngineDevice

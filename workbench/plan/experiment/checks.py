@@ -26,7 +26,7 @@ round.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -34,29 +34,10 @@ from workbench.plan.experiment.sync import OwnStrategy, Sync, Synchronous
 from workbench.plan.graph.graph import Graph, Layer
 from workbench.plan.io.errors import ExperimentError
 from workbench.plan.io.value import Value
+from workbench.plan.machine.device import Precision
 from workbench.plan.placement.placement import apportion
 from workbench.plan.placement.rounds import round_rows
 from workbench.plan.plans.plan import Plan
-
-Precision = Literal["fp32", "bf16", "fp16", "fp64"]
-_OF_TORCH = {
-    "float32": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "float64": "fp64",
-    "double": "fp64",
-}
-
-
-def as_precision(given: object) -> object:
-    """The name of a precision in any case, and torch's types and their names, for the precision."""
-    name = str(given).lower().removeprefix("torch.")
-    return _OF_TORCH.get(name, name if isinstance(given, str) else given)
-
-
-HALVES: tuple[Precision, ...] = ("bf16", "fp16")
-"""Those that are computed by autocast: in 16 bits, with weights and sums of gradients in fp32."""
 
 LARGEST_SCALE = 2.0**127  # of fp32, in which the scale is kept
 Scale = Annotated[float, Field(gt=0, le=LARGEST_SCALE, allow_inf_nan=False)]

@@ -12,16 +12,13 @@ from pydantic import (
     model_validator,
 )
 
+from workbench.plan.experiment.checks import LossScale as LossScale
 from workbench.plan.experiment.checks import (
-    HALVES,
-    Precision,
     Scale,
     Schedule,
-    as_precision,
     check_rows,
     check_scaled,
 )
-from workbench.plan.experiment.checks import LossScale as LossScale
 from workbench.plan.experiment.optimizers import ASGD as ASGD
 from workbench.plan.experiment.optimizers import SGD as SGD
 from workbench.plan.experiment.optimizers import Adadelta as Adadelta
@@ -63,6 +60,7 @@ from workbench.plan.io.errors import ExperimentError, PlanError
 from workbench.plan.io.files import about, text_of, toml_of
 from workbench.plan.io.html import Markup, element, save_value, table
 from workbench.plan.io.value import Value, dump
+from workbench.plan.machine.device import HALVES, Precision, as_precision
 from workbench.plan.plans.plan import Plan
 
 

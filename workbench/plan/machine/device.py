@@ -39,6 +39,26 @@ from workbench.plan.io.units import bandwidth_of
 from workbench.plan.io.value import MachineValue
 from workbench.plan.machine.work import Needed, Work, Workspace
 
+Precision = Literal["fp32", "bf16", "fp16", "fp64"]
+_OF_TORCH = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float64": "fp64",
+    "double": "fp64",
+}
+
+
+def as_precision(given: object) -> object:
+    """The name of a precision in any case, and torch's types and their names, for the precision."""
+    name = str(given).lower().removeprefix("torch.")
+    return _OF_TORCH.get(name, name if isinstance(given, str) else given)
+
+
+HALVES: tuple[Precision, ...] = ("bf16", "fp16")
+"""Those that are computed by autocast: in 16 bits, with weights and sums of gradients in fp32."""
+
 INTO_NEW = "all_reduce into new memory"
 BY_BACKEND = "all_reduce by the backend"
 EXCHANGE = "exchange"

@@ -1,22 +1,18 @@
 """The machine: devices that compute and links between them, as one value."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from workbench.plan.experiment.checks import Precision
-from workbench.plan.graph.graph import Graph
 from workbench.plan.io.errors import MachineError, unknown
 from workbench.plan.io.files import about, text_of, toml_of
 from workbench.plan.io.html import Markup, element, frame_of, save_value, table
 from workbench.plan.io.value import MachineValue, dump
-from workbench.plan.machine.device import Device, Link
+from workbench.plan.machine.device import Device, Link, Precision
 from workbench.plan.machine.presets import KNOWN
-from workbench.plan.plans.plan import Plan
 
 if TYPE_CHECKING:
     import pandas
@@ -41,6 +37,8 @@ class Machine(MachineValue):
     Raises:
         MachineError: a field has a wrong type or value; the text names it.
     """
+
+    _measure: ClassVar[Callable[..., "Machine"] | None] = None  # set by the facade
 
     name: str
     """What it is called, for people."""
@@ -118,7 +116,7 @@ class Machine(MachineValue):
     @classmethod
     def local(
         cls,
-        *what: Graph | Plan,
+        *what: Any,
         rows: int | Sequence[int] = (8, 32),
         precision: Precision = "fp32",
     ) -> "Machine":
@@ -137,9 +135,9 @@ class Machine(MachineValue):
             TypeError: something else than graphs and plans.
             ValueError: there are no rows.
         """
-        measuring = import_module("workbench.client.calibration.local")
-        machine: Machine = measuring.local_machine(what, rows, precision)
-        return machine
+        if cls._measure is None:
+            raise MachineError("Machine.local is wb.Machine.local, after import workbench as wb")
+        return cls._measure(what, rows, precision)
 
     @property
     def fingerprint(self) -> str:
