@@ -91,7 +91,6 @@ FOLDERS_IN_CIRCLES = {
     "client": {
         *("client", "client/calibration", "client/loggers", "client/records", "client/run"),
     },
-    "comm": {"comm", "comm/algorithms", "comm/codecs", "comm/groups", "comm/shared_memory"},
     "model": {
         *("model/tracing", "model/tracing/rewrites", "model/tracing/state"),
         "model/tracing/trials",
