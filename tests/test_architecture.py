@@ -105,7 +105,7 @@ HIDDEN_IMPORTS = {
     "workbench/client/verifying.py: workbench.engine.calls",
     "workbench/store/cluster_spec.py: workbench.server",
     "workbench/supervisor/cluster_processes.py: workbench.engine.calls",
-    "workbench/supervisor/cluster_processes.py: workbench.train.loop.loop",
+    "workbench/supervisor/cluster_processes.py: workbench.train.run.loop",
 }
 IN_A_STRING = re.compile(r"workbench(\.\w+)+\.?(:\w+)?")
 

@@ -23,9 +23,9 @@ from workbench.plan.extension.user_object import opened
 from workbench.plan.plans.plan import Plan
 from workbench.store import messages
 from workbench.store.cluster_spec import KEY, key_of
-from workbench.train.loop.scoring import evaluate
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.strategies.remembered import EMA, entry
+from workbench.train.optimizer.state import EMA, entry
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.scoring import evaluate
 
 PAGES = Path(__file__).parents[1] / "notebooks/docs/pages/how-to"
 BEFORE, AFTER = (PAGES / "own-problem" / name for name in ("plain.py", "with_workbench.py"))

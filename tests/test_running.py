@@ -11,14 +11,14 @@ MAY = {
     "plan/extension/user_object.py": {"import_module"},  # with its reader's trust
     "client/run/own_objects.py": {"cloudpickle"},  # writes
     "model/build.py": {"cloudpickle"},  # writes
-    "train/cells.py": {"exec", "eval"},  # a person's cell
+    "train/run/cells.py": {"exec", "eval"},  # a person's cell
     "engine/calls.py": {"import_module", "getattr"},  # the job server's task
     "train/data/copied.py": {"pickle", "cloudpickle"},  # what this process has
     "supervisor/spawn.py": {"import_module", "run_module"},  # as the cluster's supervisor says
     "model/packages.py": {"import_module"},  # one of two
     "hosts/host.py": {"exec_module"},  # torch's own version
     "hosts/remote/wire.py": {"getattr"},  # constants of its own
-    "train/strategies/scheduling.py": {"getattr"},  # out of a table of schedulers
+    "train/optimizer/state.py": {"getattr"},  # out of a table of schedulers
     "model/tracing/layers.py": {"getattr"},  # by the names of live classes
     "model/tracing/patches.py": {"getattr"},  # constants of its own
 }

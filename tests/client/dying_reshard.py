@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.train import resharding
-from workbench.train.loop import loop as session
+from workbench.train.run import loop as session
+from workbench.train.run import reshard as resharding
 
 VICTIM = 1
 train_well = session.train

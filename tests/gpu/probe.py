@@ -16,9 +16,9 @@ from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
-from workbench.train.loop.memory import PeakMeter
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.resharding import under
+from workbench.train.run.memory import PeakMeter
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.reshard import under
 
 EVERY, CYCLES = 7, 2_000_000  # a millisecond or so
 

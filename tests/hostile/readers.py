@@ -33,11 +33,11 @@ from workbench.store.process import holder
 from workbench.store.rank_files import RankFiles
 from workbench.store.run_folder import is_whole, newest_whole
 from workbench.store.store import Store
-from workbench.train.cells import CellFiles
 from workbench.train.checkpoint.checkpoint import latest, load, state_dict
-from workbench.train.data.opening import open_data
+from workbench.train.data.datasets import open_data
 from workbench.train.data.reading import DataError
-from workbench.train.loop.requests import RunRequests
+from workbench.train.run.cells import CellFiles
+from workbench.train.run.requests import RunRequests
 
 TEXT = (PlanError, ExperimentError, MachineError)
 GRAPH = wb.trace(NET, input_shape=(1, 8, 8))

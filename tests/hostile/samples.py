@@ -20,8 +20,8 @@ from workbench.hosts.remote.reception import Hello
 from workbench.model.weights.exchange import write_weights
 from workbench.store import messages
 from workbench.store.cluster_spec import key_of
-from workbench.train.cells import Cell, CellFiles, Ending
-from workbench.train.data.built_in import FORMATS
+from workbench.train.data.datasets import FORMATS
+from workbench.train.run.cells import Cell, CellFiles, Ending
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
 LONG_S = 120.0

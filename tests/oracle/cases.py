@@ -28,7 +28,7 @@ from workbench.plan.experiment.experiment import Experiment, Synthetic, TorchDat
 from workbench.plan.graph.graph import Graph
 from workbench.plan.io.errors import ExperimentError, PlanError
 from workbench.plan.plans.plan import Plan
-from workbench.train.data.opening import open_data
+from workbench.train.data.datasets import open_data
 
 REFUSALS = (ModelError, TraceError, PlanError, ExperimentError)
 CLASSES = 3

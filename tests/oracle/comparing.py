@@ -23,7 +23,7 @@ from workbench.plan.extension.user_object import OwnObjectError
 from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint.checkpoint import state_dict
 from workbench.train.data.reading import DataError
-from workbench.train.loop.requests import RunRequests
+from workbench.train.run.requests import RunRequests
 
 # One may move by chance as little as nothing does.
 _SHAKES = 3

@@ -21,8 +21,8 @@ from workbench.plan.experiment.experiment import (
 from workbench.plan.graph.graph import Input
 from workbench.plan.placement.placement import apportion
 from workbench.plan.plans.plan import Plan
+from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import rows_of_step
-from workbench.train.data.opening import open_data
 
 EXACT, MARGIN = 1e-9, 10.0
 SHAKEN = {"fp64": 1e-14, "fp32": 1e-6, "bf16": 4e-3, "fp16": 5e-4}

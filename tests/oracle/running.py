@@ -12,9 +12,9 @@ from torch import Tensor
 from workbench.comm.groups.world import RankConfig
 from workbench.plan.experiment.experiment import Experiment
 from workbench.store.messages import StopRequest, TrainingOutcome
-from workbench.train.loop import loop as session
-from workbench.train.loop.loop import Loop
-from workbench.train.loop.objective import own_rows
+from workbench.train.run import loop as session
+from workbench.train.run.loop import Loop
+from workbench.train.step.loss import own_rows
 
 # Of a collective, and of an attempt: far more than any needs, and a hang is a failure.
 TIMEOUT_S, LIMIT_S = 20.0, 60.0

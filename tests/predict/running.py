@@ -14,8 +14,8 @@ from workbench.layers.local.context import BatchContext
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Shard, apportion
 from workbench.train.data.feed import MicroBatch
-from workbench.train.loop.loop import agree
-from workbench.train.loop.state import everyone, group_specs_of
+from workbench.train.run.loop import agree
+from workbench.train.run.rank import everyone, group_specs_of
 
 
 def received_in_a_step(

@@ -19,8 +19,8 @@ from workbench.predict.prediction import predict
 from workbench.predict.search import search
 from workbench.predict.traffic.traffic import traffic_of
 from workbench.program.step import program_of
-from workbench.train.loop.loop import agree
-from workbench.train.loop.state import RankState, everyone, group_specs_of
+from workbench.train.run.loop import agree
+from workbench.train.run.rank import RankState, everyone, group_specs_of
 
 INPUTS = {
     "ids": Input((32,), vocabulary=100),

@@ -19,8 +19,8 @@ from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, S
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import MicroBatch
-from workbench.train.loop.objective import own_rows
-from workbench.train.verify.reference import place_draws
+from workbench.train.step.loss import own_rows
+from workbench.train.verify.whole_model import place_draws
 
 OPTIMIZER = SGD(lr=0.1, momentum=0.9)
 

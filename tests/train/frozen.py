@@ -18,11 +18,11 @@ from workbench.plan.experiment.experiment import AdamW, Experiment, Synthetic
 from workbench.plan.graph.graph import Input
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
+from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import rows_of_step
-from workbench.train.data.opening import open_data
-from workbench.train.loop.objective import own_rows
-from workbench.train.loop.scoring import evaluate
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.scoring import evaluate
+from workbench.train.step.loss import own_rows
 
 SHAPE, CLASSES = (3, 6, 6), 10
 

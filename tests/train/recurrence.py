@@ -8,9 +8,9 @@ from torch import Tensor
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.world import World
 from workbench.plan.experiment.experiment import Experiment, Pipelined, Synchronous
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.loop.step import Stepper
-from workbench.train.strategies.strategy import OwnGradients
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.step.executor import Stepper
+from workbench.train.strategy.strategy import OwnGradients
 
 Weights = dict[str, Tensor]
 

@@ -16,8 +16,8 @@ from workbench.plan.placement.placement import Shard
 from workbench.plan.placement.rounds import Tail
 from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import MicroBatch
-from workbench.train.loop.memory import PeakMeter, tensor_bytes
-from workbench.train.loop.step import Stepper
+from workbench.train.run.memory import PeakMeter, tensor_bytes
+from workbench.train.step.executor import Stepper
 
 
 class Wide(nn.Module):

@@ -10,11 +10,11 @@ from workbench.comm.groups.world import World
 from workbench.layers.cut_model import CutModel
 from workbench.plan.experiment.experiment import CrossEntropy, Experiment
 from workbench.program.step import program_of
-from workbench.train.loop.memory import tensor_bytes
-from workbench.train.loop.objective import CrossEntropyLoss
-from workbench.train.loop.state import CONTROL, RankState, group_specs_of
-from workbench.train.loop.step import Stepper
-from workbench.train.strategies.strategy import OwnGradients, strategy_of, updater_of
+from workbench.train.run.memory import tensor_bytes
+from workbench.train.run.rank import CONTROL, RankState, group_specs_of
+from workbench.train.step.executor import Stepper
+from workbench.train.step.loss import CrossEntropyLoss
+from workbench.train.strategy.strategy import OwnGradients, strategy_of, updater_of
 
 
 def stepper_of(

@@ -13,8 +13,8 @@ from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import Experiment, Synthetic
 from workbench.plan.placement.placement import RankConfig
 from workbench.plan.plans.plan import Plan
-from workbench.train import cells
-from workbench.train.cells import MOST_SHOWN, Cell, CellFiles, Ending, serve
+from workbench.train.run import cells
+from workbench.train.run.cells import MOST_SHOWN, Cell, CellFiles, Ending, serve
 
 LEAVE = Cell("raise KeyboardInterrupt", (0,))
 

@@ -13,8 +13,8 @@ from workbench.client.verifying import experiment_for, merge
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import AdamW, Experiment, Synthetic
 from workbench.plan.plans.plan import Plan
-from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verify import compare
+from workbench.train.verify.whole_model import write_reference
 
 FIELDS = dict(
     data=Synthetic(samples=24, classes=5),

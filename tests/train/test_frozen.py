@@ -22,9 +22,9 @@ from workbench.plan.io.errors import ExperimentError, PlanError
 from workbench.plan.plans.plan import Plan
 from workbench.store.messages import StopRequest
 from workbench.train.checkpoint.checkpoint import latest, state_dict
-from workbench.train.loop.loop import train
-from workbench.train.verify.reference import write_reference
+from workbench.train.run.loop import train
 from workbench.train.verify.verify import compare
+from workbench.train.verify.whole_model import write_reference
 
 NETS = {
     "unused": Net,

@@ -10,8 +10,8 @@ from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
-from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verify import compare
+from workbench.train.verify.whole_model import write_reference
 
 RANKS = 3
 

@@ -10,8 +10,8 @@ from workbench.model.tracing.trace import skeleton
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plans.plan import Plan
-from workbench.train.loop.objective import own_rows
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.step.loss import own_rows
 
 CLASSES = 5
 

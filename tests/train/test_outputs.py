@@ -19,8 +19,8 @@ from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Metric
 from workbench.plan.io.errors import PlanError
 from workbench.plan.plans.plan import Plan
-from workbench.train.loop.scoring import evaluate
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.scoring import evaluate
 
 torch.manual_seed(0)
 DATA = TensorDataset(torch.randn(24, 6).double(), torch.arange(24) % 3)

@@ -26,9 +26,9 @@ from workbench.plan.experiment.experiment import (
 )
 from workbench.plan.io.errors import ExperimentError
 from workbench.plan.plans.plan import Plan
-from workbench.train.loop.scoring import evaluate
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.resharding import under
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.reshard import under
+from workbench.train.run.scoring import evaluate
 
 RANKS, ROWS, STEPS, SAMPLES = 3, 10, 7, 33  # an epoch's last batch has 3 rows
 TRAIN, TEST = Spirals(SAMPLES, 0), Spirals(17, 1)

@@ -7,7 +7,7 @@ from workbench.comm.groups.group import Group
 from workbench.comm.messages.recorder import Recorder
 from workbench.plan.plans.plan import Plan
 from workbench.plan.plans.reshard import Reshard
-from workbench.train.resharding import Entry, Pieces, move_pieces
+from workbench.train.run.reshard import Entry, Pieces, move_pieces
 
 PLAN = Plan.data_parallel(mlp(3, 2), 1)
 

@@ -27,8 +27,8 @@ from workbench.plan.experiment.experiment import (
 )
 from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
-from workbench.train.loop.loop import agree
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.loop import agree
+from workbench.train.run.rank import RankState, group_specs_of
 
 RANKS, STEPS = 4, 3
 SMALL = 600  # bytes of a bucket, of which there are then several

@@ -16,8 +16,8 @@ from workbench.plan.experiment.experiment import SGD, AdamW, Experiment, Synthet
 from workbench.plan.experiment.sync import ParameterServer, Pipelined, Synchronous
 from workbench.plan.plans.plan import Plan
 from workbench.plan.plans.reshard import Reshard, held
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.resharding import resharded_bytes, under
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.reshard import resharded_bytes, under
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 

@@ -14,8 +14,8 @@ from workbench.comm.parts import exchange_parts
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
 from workbench.plan.plans.reshard import Reshard
-from workbench.train import resharding
-from workbench.train.resharding import Entry, move_pieces
+from workbench.train.run import reshard as resharding
+from workbench.train.run.reshard import Entry, move_pieces
 
 
 def whole(entry, placed):

@@ -19,13 +19,13 @@ from workbench.plan.experiment.task import TorchData
 from workbench.plan.io.errors import PlanError
 from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint.checkpoint import state_dict
+from workbench.train.data.datasets import open_for
 from workbench.train.data.feed import rows_of_step
-from workbench.train.data.opening import open_for
-from workbench.train.loop.objective import own_rows
-from workbench.train.loop.requests import RunRequests
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.verify.reference import write_reference
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.requests import RunRequests
+from workbench.train.step.loss import own_rows
 from workbench.train.verify.verify import compare
+from workbench.train.verify.whole_model import write_reference
 
 SAMPLES, BATCH = 14, 7
 RANKS = 3

@@ -8,7 +8,7 @@ from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, LocalSGD, Synchronous, Synthetic
 from workbench.plan.plans.plan import Plan
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.rank import RankState, group_specs_of
 
 WIDTH, RANKS, ROWS, FLOAT = 4, 4, 2, 4
 GRAPH = trace(SmallVGG(WIDTH), input_shape=INPUT_SHAPE)

@@ -8,7 +8,7 @@ from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plans.plan import Plan
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.rank import RankState, group_specs_of
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 SAMPLES, BATCH = 25, 10  # the last batch of an epoch has five rows

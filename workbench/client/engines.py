@@ -55,7 +55,7 @@ class Engines(Faults):
             cluster of this name, or no such profile.
     """
 
-    task = "workbench.train.loop.loop:train"
+    task = "workbench.train.run.loop:train"
     _launch: Launch | None = None
 
     def __init__(

@@ -27,7 +27,7 @@ from workbench.plan.io.html import Markup, element, save, table
 from workbench.store import messages, run_folder
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.record import RUN_STATES, JobRecord
-from workbench.train.loop.requests import RunRequests
+from workbench.train.run.requests import RunRequests
 
 if TYPE_CHECKING:
     import pandas

@@ -22,7 +22,7 @@ from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.io.html import Markup, element, folded, frame_of, save
 from workbench.plan.plans.plan import Plan
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
-from workbench.train.cells import Cell, CellFiles, Ending
+from workbench.train.run.cells import Cell, CellFiles, Ending
 
 if TYPE_CHECKING:
     import pandas
@@ -354,7 +354,7 @@ def open_ranks(
         folder.mkdir(parents=True)
         kept.callback(shutil.rmtree, folder, ignore_errors=True)
         shared = {"weights": weights, "folder": folder}
-        job = lease.start("workbench.train.cells:serve", experiment, shared)
+        job = lease.start("workbench.train.run.cells:serve", experiment, shared)
         return Ranks(experiment, lease, CellFiles(folder), job, kept.pop_all())
 
 

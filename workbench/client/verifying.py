@@ -19,7 +19,7 @@ from workbench.plan.experiment.experiment import (
 )
 from workbench.plan.plans.plan import Plan
 from workbench.store.errors import EngineDied, RankError, RunError
-from workbench.train.loop.own_loss import Seen
+from workbench.train.step.loss import Seen
 from workbench.train.verify.verification import TOLERANCE, Coverage, Difference, Verification
 
 # Large steps would show how fast two trajectories of rounding part, in fp32 by ReLUs that flip,

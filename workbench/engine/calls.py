@@ -178,7 +178,7 @@ def unsplit_model(
     start: Path,
     path: Path,
 ) -> None:
-    """Writes what the unsplit model computes; see `train.verify.reference.write_reference`.
+    """Writes what the unsplit model computes; see `train.verify.whole_model.write_reference`.
 
     Args:
         experiment: what to run.
@@ -187,7 +187,7 @@ def unsplit_model(
         start: the file to write for the weights that both models start from.
         path: the file to write for the results.
     """
-    from workbench.train.verify.reference import write_reference
+    from workbench.train.verify.whole_model import write_reference
 
     weights = initial_weights(experiment, directory) if weights is None else weights
     write_reference(experiment, weights, start, path)

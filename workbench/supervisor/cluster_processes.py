@@ -55,7 +55,7 @@ PRELOAD = (
     "torch",
     "torch._dynamo",  # which the first optimizer imports: another 2 s
     "workbench.engine.calls",
-    "workbench.train.loop.loop",
+    "workbench.train.run.loop",
     "ipyparallel.engine.app",
 )
 CONTROLLER_OPTIONS = (

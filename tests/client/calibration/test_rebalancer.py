@@ -10,7 +10,7 @@ from torch import nn
 import workbench as wb
 from tests.plan.graphs import Builder
 from workbench.client.calibration.rebalancer import Rebalancer
-from workbench.train.loop.requests import CarriedOut
+from workbench.train.run.requests import CarriedOut
 
 LONG_S = 240.0
 PAIR = wb.Plan.data_parallel(Builder((8, 4, 4)).conv("a", 8).graph(), 2)

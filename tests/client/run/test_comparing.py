@@ -17,9 +17,8 @@ from workbench.plan.io.errors import MachineError
 from workbench.plan.machine.work import work_of
 from workbench.predict.time.simulation import PARTS
 from workbench.store.errors import ClusterError
-from workbench.train.loop.requests import CarriedOut, LearningRate, RunRequests
-from workbench.train.trace.rank_trace import Called, Computed, RankTrace
-from workbench.train.trace.traces import Sample, write
+from workbench.train.run.requests import CarriedOut, LearningRate, RunRequests
+from workbench.train.trace.trace import Called, Computed, RankTrace, Sample, write
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 GRAPH = wb.trace(NET, input_shape=(1, 8, 8))

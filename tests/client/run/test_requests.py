@@ -6,7 +6,7 @@ import pytest
 
 from tests.client.fake_job import LONG_S, Job
 from workbench.store.errors import ClusterError
-from workbench.train.loop.requests import CarriedOut, RunRequests
+from workbench.train.run.requests import CarriedOut, RunRequests
 
 
 @pytest.mark.parametrize("value", [0, -0.1, math.nan, math.inf, "0.1", True, None])

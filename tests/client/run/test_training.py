@@ -17,7 +17,7 @@ from workbench.model.errors import ModelError
 from workbench.plan.graph.graph import Input
 from workbench.store.errors import ClusterError
 from workbench.store.process import RENDEZVOUS, holder
-from workbench.train.data.opening import open_data
+from workbench.train.data.datasets import open_data
 
 LONG_S = 300.0
 

@@ -9,7 +9,7 @@ from workbench.layers.local.draws import DrawError, PlacedDraws
 from workbench.layers.local.draws import drawing as entered
 from workbench.model.tracing.trace import trace
 from workbench.plan.graph.graph import Layer
-from workbench.train.verify.reference import VerifyError, place_draws
+from workbench.train.verify.whole_model import VerifyError, place_draws
 
 
 def layer(*draws):

@@ -25,7 +25,7 @@ from workbench.plan.experiment.schedule import WarmupCosine
 from workbench.plan.experiment.sync import Strategy, Timing
 from workbench.plan.io.errors import ExperimentError
 from workbench.plan.plans.plan import Plan
-from workbench.train.strategies.remembered import build_optimizer
+from workbench.train.optimizer.state import build_optimizer
 
 run = partial(
     Experiment,

@@ -17,7 +17,7 @@ from workbench.plan import (
 )
 from workbench.plan.experiment.checks import Schedule, check_rows
 from workbench.plan.graph.graph import Input
-from workbench.train.data.opening import open_data
+from workbench.train.data.datasets import open_data
 
 
 def normed(least=2, *, running=True):

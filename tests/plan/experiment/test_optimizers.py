@@ -29,7 +29,7 @@ from workbench.plan.io.errors import ExperimentError
 from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.resident import optimizer_bytes
 from workbench.program.step import program_of
-from workbench.train.strategies.remembered import build_optimizer
+from workbench.train.optimizer.state import build_optimizer
 
 PLAN = Plan.hybrid(vgg(), 4, 2)
 FIELDS = dict(plan=PLAN, data="digits", optimizer=SGD(lr=0.1), steps=10)

@@ -34,7 +34,7 @@ from workbench.predict.memory.memory import memory_of
 from workbench.predict.memory.resident import STAGING_BYTES
 from workbench.program.buckets import KEEPS_GRADIENT_BYTES
 from workbench.program.step import program_of
-from workbench.train.measure.workspaces import workspaces_of
+from workbench.train.measure.device import workspaces_of
 
 SHAPE = (3, 16, 16)
 

@@ -18,7 +18,7 @@ from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.saver import Saver, parts
-from workbench.train.strategies.optimizer import Updater
+from workbench.train.optimizer.optimizer import Updater
 
 DEVICE = torch.device("cpu")
 MOMENTUM = SGD(lr=0.1, momentum=0.9)

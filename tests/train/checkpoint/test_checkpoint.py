@@ -13,7 +13,7 @@ from workbench.model.weights.slices import PieceSet
 from workbench.plan.experiment.experiment import Adam, AdamW, Experiment
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
-from workbench.train.checkpoint import checkpoint
+from workbench.train.checkpoint import saver
 from workbench.train.checkpoint.checkpoint import CheckpointError, latest, load
 from workbench.train.checkpoint.saver import Holding, assign
 
@@ -197,7 +197,7 @@ def test_a_kill_before_the_last_moment_leaves_the_old_checkpoint(tmp_path, monke
     part = saving.alone(until=2)
     old = part.save(tmp_path, keep=1)
     part.train(4)
-    monkeypatch.setattr(checkpoint.folder, "publish", killed)
+    monkeypatch.setattr(saver, "publish", killed)
     with pytest.raises(Killed):
         part.save(tmp_path, keep=1)
     assert latest(tmp_path) == old

@@ -8,7 +8,7 @@ from tests.plan.graphs import mlp
 from workbench.model.errors import CheckpointError
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.plans.plan import Plan
-from workbench.train.checkpoint import folder
+from workbench.train.checkpoint import checkpoint as folder
 
 GRAPH = mlp(4, 3, 2)
 EXPERIMENT = Experiment(
@@ -19,7 +19,7 @@ EXPERIMENT = Experiment(
 def whole(directory, *steps):
     """Checkpoints of these steps, as they are on the disk; their names."""
     for step in steps:
-        folder.describe(folder.begin(directory, step), step, EXPERIMENT)
+        folder.describe(folder.begin_folder(directory, step), step, EXPERIMENT)
         folder.publish(directory, step)
     return names(directory)
 
@@ -29,15 +29,15 @@ def names(directory):
 
 
 def test_a_checkpoint_is_written_aside(tmp_path):
-    part = folder.begin(tmp_path / "run", 7)
-    assert part == folder.partial(tmp_path / "run", 7) == tmp_path / "run" / "step-000007.tmp"
+    part = folder.begin_folder(tmp_path / "run", 7)
+    assert part == folder.partial_path(tmp_path / "run", 7) == tmp_path / "run" / "step-000007.tmp"
     assert part.is_dir()
 
 
 def test_beginning_removes_what_was_given_up_and_nothing_else(tmp_path):
     for name in ("step-000003.tmp", "step-000007.tmp", "step-000002.old", "step-000001", "mine"):
         (tmp_path / name / "inner").mkdir(parents=True)
-    assert list(folder.begin(tmp_path, 7).iterdir()) == []
+    assert list(folder.begin_folder(tmp_path, 7).iterdir()) == []
     assert names(tmp_path) == ["mine", "step-000001", "step-000007.tmp"]
 
 
@@ -48,7 +48,7 @@ def test_publishing_gives_the_name(tmp_path):
 
 def test_publishing_replaces_a_checkpoint_of_the_same_step(tmp_path):
     whole(tmp_path, 7)
-    (folder.begin(tmp_path, 7) / "new").touch()
+    (folder.begin_folder(tmp_path, 7) / "new").touch()
     folder.publish(tmp_path, 7)
     assert names(tmp_path) == ["step-000007"]
     assert names(tmp_path / "step-000007") == ["new"]

@@ -11,7 +11,7 @@ from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plans.plan import Plan
 from workbench.store.messages import StopRequest
 from workbench.train.checkpoint.checkpoint import state_dict
-from workbench.train.loop.loop import train
+from workbench.train.run.loop import train
 
 
 class Net(nn.Module):

@@ -27,16 +27,16 @@ from workbench.plan.experiment.experiment import (
 from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
 from workbench.train.checkpoint import checkpoint
-from workbench.train.checkpoint.in_flight import (
+from workbench.train.run.requests import CarriedOut, LearningRate, RunRequests
+from workbench.train.step.state import (
     InFlight,
     ages,
     kind,
     residual_entry,
     restore_residuals,
 )
-from workbench.train.loop.requests import CarriedOut, LearningRate, RunRequests
-from workbench.train.strategies.pipelined import drain
-from workbench.train.strategies.strategy import strategy_of, updater_of
+from workbench.train.strategy.pipelined import drain
+from workbench.train.strategy.strategy import strategy_of, updater_of
 
 HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
 UNEQUAL = Plan.hybrid(GRAPH, 3, 3).with_layer("5", shares=(3, 0, 1)).with_batch_norm("synchronized")

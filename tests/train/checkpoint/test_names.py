@@ -7,7 +7,7 @@ import torch
 
 from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Replicate, Shard
-from workbench.train.checkpoint.in_flight import (
+from workbench.train.step.state import (
     InFlight,
     ages,
     kind,

@@ -4,7 +4,7 @@ import torch
 
 from tests.power import Power
 from tests.train.checkpoint import saving
-from workbench.train.checkpoint import folder
+from workbench.train.checkpoint import checkpoint as folder
 from workbench.train.checkpoint.checkpoint import latest, load
 
 GRAPH = saving.graph()

@@ -11,9 +11,9 @@ from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
 from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
-from workbench.train.checkpoint.in_flight import named
 from workbench.train.checkpoint.saver import residual_holdings
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.step.state import named
 
 HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
 FEEDBACK = Codec(name="top_k", fraction=0.2, error_feedback=True)

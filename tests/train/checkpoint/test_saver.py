@@ -17,8 +17,8 @@ from workbench.store.messages import StopRequest
 from workbench.train.checkpoint import saver as saver_module
 from workbench.train.checkpoint.checkpoint import latest
 from workbench.train.checkpoint.saver import Holding, Saver, _Writing, holdings, parts
-from workbench.train.loop.loop import Loop
-from workbench.train.loop.requests import LearningRates, RunRequests, SaveNow
+from workbench.train.run.loop import Loop
+from workbench.train.run.requests import LearningRates, RunRequests, SaveNow
 
 
 def test_the_pieces_of_a_tensor_and_who_holds_them():

@@ -13,10 +13,10 @@ from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.graph.graph import Input
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
+from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import rows_of_step
-from workbench.train.data.opening import open_data
-from workbench.train.loop.objective import average_statistics
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.step.loss import average_statistics
 
 # The convolution stays what it is, so that what the norm reads is known in every step.
 STILL = SGD(lr=1e-30)

@@ -17,9 +17,8 @@ from workbench.model.vision import torchvision
 from workbench.plan.experiment.experiment import CIFAR10, Digits, ImageFolder, Synthetic
 from workbench.plan.experiment.task import Text
 from workbench.plan.graph.graph import Input
-from workbench.train.data.built_in import Centres, Sequences, fit
+from workbench.train.data.datasets import Centres, Sequences, fit, open_data
 from workbench.train.data.feed import order, rows_of_step
-from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError
 
 RGB, GREY = (3, 32, 32), (1, 32, 32)

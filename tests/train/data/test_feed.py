@@ -8,6 +8,7 @@ import torch
 
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.graph.graph import Input
+from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import (
     Feed,
     as_wide,
@@ -18,7 +19,6 @@ from workbench.train.data.feed import (
     order,
     rows_of_step,
 )
-from workbench.train.data.opening import open_data
 
 CPU = torch.device("cpu")
 

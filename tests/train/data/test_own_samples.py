@@ -21,8 +21,8 @@ from workbench.plan.extension.user_object import OwnObjectError
 from workbench.plan.graph.graph import Input
 from workbench.plan.io.errors import ExperimentError
 from workbench.plan.plans.plan import Plan
+from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import Feed
-from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError
 
 # From Python 3.12 on: pytest has threads, and torch forks its workers.

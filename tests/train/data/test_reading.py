@@ -14,8 +14,8 @@ from workbench.plan.experiment.task import TorchData
 from workbench.plan.graph.graph import Input
 from workbench.plan.io.errors import ExperimentError
 from workbench.plan.plans.plan import Plan
+from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import Feed
-from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError
 
 GRAPH = trace(torch.nn.Linear(2, CLASSES), input_shape=(2,))

@@ -9,7 +9,7 @@ import torch
 from workbench.plan.experiment.experiment import Digits, Synthetic
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.graph.graph import Input
-from workbench.train.data.opening import open_data, order_seed
+from workbench.train.data.datasets import open_data, order_seed
 from workbench.train.data.reading import DataError, Indexed, Streamed
 
 

@@ -15,9 +15,9 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.graph.graph import Input
-from workbench.train.data.opening import open_data
+from workbench.train.data.datasets import open_data
 from workbench.train.data.reading import DataError, Indexed, digest
-from workbench.train.data.samples_trial import try_samples
+from workbench.train.data.samples import try_samples
 
 torch.manual_seed(0)
 X, Y = torch.randn(24, 2), torch.arange(24) % 3

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from workbench.plan.experiment.experiment import Digits, Synthetic
 from workbench.plan.experiment.task import Text, TorchData
 from workbench.plan.graph.graph import Input
-from workbench.train.data.opening import open_data
+from workbench.train.data.datasets import open_data
 from workbench.train.data.reading import DataError
 
 INPUTS = (

@@ -21,11 +21,11 @@ from workbench.plan.experiment.experiment import (
 from workbench.plan.experiment.sync import OwnStrategy, Strategy
 from workbench.plan.plans.plan import Plan
 from workbench.store.messages import StopRequest
-from workbench.train.loop.equality import ReplicasDiffer, check_equal, digests
-from workbench.train.loop.loop import Loop
-from workbench.train.loop.memory import PeakMeter
-from workbench.train.loop.requests import LearningRates
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.equality import ReplicasDiffer, check_equal, digests
+from workbench.train.run.loop import Loop
+from workbench.train.run.memory import PeakMeter
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.requests import LearningRates
 
 PAIRS = Plan.hybrid(GRAPH, 4, 2).with_layer("10", scheme="duplicate", group_size=2)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.uint8)

@@ -13,8 +13,7 @@ from workbench.layers.local.loss import PLAIN
 from workbench.plan.experiment.task import CrossEntropy, Loss, Metric
 from workbench.plan.graph.graph import Input
 from workbench.train.data.feed import MicroBatch
-from workbench.train.loop.own_loss import OwnLoss
-from workbench.train.loop.scoring import (
+from workbench.train.run.scoring import (
     MeanCrossEntropy,
     OwnLossScore,
     Scoring,
@@ -22,6 +21,7 @@ from workbench.train.loop.scoring import (
     own_score,
     perplexity,
 )
+from workbench.train.step.loss import OwnLoss
 
 GRAPH = mlp(4, 3)
 TOKENS = replace(Builder((5, 4)).linear("head", 3).graph(), inputs=(Input((5, 4), vocabulary=3),))

@@ -16,7 +16,7 @@ from workbench.plan.experiment.experiment import SGD, Experiment
 from workbench.plan.extension.user_object import OwnObjectError, is_looked_at
 from workbench.plan.plans.plan import Plan
 from workbench.train.data.reading import DataError
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.rank import RankState, group_specs_of
 
 torch.manual_seed(0)
 DATA = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)

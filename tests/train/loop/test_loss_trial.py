@@ -16,11 +16,10 @@ from workbench.plan.experiment.task import Loss
 from workbench.plan.extension.user_object import OwnObjectError
 from workbench.plan.graph.graph import Input
 from workbench.plan.plans.plan import Plan
-from workbench.train.data.opening import open_data
-from workbench.train.data.reads import held_by
-from workbench.train.loop.loss_trial import LossTrial
-from workbench.train.loop.own_loss import OwnLoss
-from workbench.train.loop.trial import Trial
+from workbench.train.data.copied import held_by
+from workbench.train.data.datasets import open_data
+from workbench.train.step.loss import OwnLoss
+from workbench.train.step.trial import LossTrial, Trial
 
 torch.manual_seed(0)
 MODEL = nn.Linear(2, 3)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from workbench.train.loop.memory import PeakMeter, Reading, rss_bytes, tensor_bytes
+from workbench.train.run.memory import PeakMeter, Reading, rss_bytes, tensor_bytes
 
 CPU = torch.device("cpu")
 KB = 1024
@@ -185,7 +185,7 @@ def test_meters_of_two_threads_do_not_disturb_each_other():
 
 QUIET = """
 import torch
-from workbench.train.loop.memory import PeakMeter
+from workbench.train.run.memory import PeakMeter
 early = torch.empty(10)
 with PeakMeter(torch.device("cpu")) as meter:
     del early

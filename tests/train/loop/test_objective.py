@@ -12,7 +12,7 @@ from workbench.comm.messages.recorder import Recorder
 from workbench.layers.local.loss import PLAIN
 from workbench.plan.graph.graph import Input
 from workbench.train.data.reading import DataError
-from workbench.train.loop.objective import Scores
+from workbench.train.step.loss import Scores
 
 GRAPH = mlp(4, 3)
 TOKENS = replace(Builder((5, 4)).linear("head", 3).graph(), inputs=(Input((5, 4), vocabulary=3),))

@@ -30,12 +30,12 @@ from workbench.plan.graph.graph import Input
 from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.saver import Saver, parts
+from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import rows_of_step
-from workbench.train.data.opening import open_data
 from workbench.train.data.reading import DataError
-from workbench.train.loop.scoring import evaluate
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.resharding import under
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.reshard import under
+from workbench.train.run.scoring import evaluate
 from workbench.train.verify.own_strategy import in_one_process
 
 

@@ -15,11 +15,10 @@ from workbench.plan.experiment.task import Loss, Metric, TorchData
 from workbench.plan.extension.user_object import OwnObjectError
 from workbench.plan.graph.graph import Input
 from workbench.plan.plans.plan import Plan
-from workbench.train.data.opening import open_data
-from workbench.train.loop.loss_trial import LossTrial
-from workbench.train.loop.own_loss import OwnLoss
-from workbench.train.loop.scoring import Scoring
-from workbench.train.loop.trial import Trial
+from workbench.train.data.datasets import open_data
+from workbench.train.run.scoring import Scoring
+from workbench.train.step.loss import OwnLoss
+from workbench.train.step.trial import LossTrial, Trial
 
 GRAPH = trace(nn.Linear(2, 3), input_shape=(2,))
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension.user_object import OwnObjectError, opened
 from workbench.plan.plans.plan import Plan
-from workbench.train.loop.requests import (
+from workbench.train.run.requests import (
     CarriedOut,
     LearningRate,
     LearningRates,

@@ -14,7 +14,7 @@ from workbench.layers.cut_model import group_specs
 from workbench.layers.local.loss import PLAIN
 from workbench.model import trace
 from workbench.plan.plans.plan import Plan
-from workbench.train.loop.scoring import ScoringOfClasses, evaluate
+from workbench.train.run.scoring import ScoringOfClasses, evaluate
 
 
 class Branching(nn.Module):

@@ -34,9 +34,9 @@ from workbench.store.evaluations import read_evaluations
 from workbench.store.messages import StopRequest
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.checkpoint import latest
-from workbench.train.loop.loop import first_bad_layer, train
-from workbench.train.loop.requests import CarriedOut, LearningRate, RunRequests, SaveNow
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.loop import first_bad_layer, train
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.requests import CarriedOut, LearningRate, RunRequests, SaveNow
 
 GRAPH = trace(net(), input_shape=(3, 8, 8))
 ALONE = Plan.data_parallel(GRAPH, 1).with_batch_norm("synchronized")

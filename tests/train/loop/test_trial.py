@@ -8,9 +8,9 @@ import torch
 from tests.plan.graphs import Builder, mlp
 from workbench.plan.experiment.task import TorchData
 from workbench.plan.graph.graph import Input
-from workbench.train.data.opening import open_data
+from workbench.train.data.datasets import open_data
 from workbench.train.data.reading import DataError
-from workbench.train.loop.trial import ELEMENTS, ROWS, Trial, check_classes
+from workbench.train.step.trial import ELEMENTS, ROWS, Trial, check_classes
 
 CPU = torch.device("cpu")
 GRAPH = mlp(2, 4, 3)

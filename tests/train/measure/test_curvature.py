@@ -11,8 +11,8 @@ from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.graph.graph import Input
 from workbench.plan.plans.plan import Plan
+from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import rows_of_step
-from workbench.train.data.opening import open_data
 from workbench.train.measure.curvature import measure_curvature
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from workbench.model.tracing.trace import trace
 from workbench.plan.machine.work import Needed, takes_workspace, work_of
 from workbench.plan.plans.plan import Plan
-from workbench.train.measure.workspaces import workspaces_of
+from workbench.train.measure.device import workspaces_of
 
 CPU = torch.device("cpu")
 
@@ -25,7 +25,7 @@ import json, torch
 from torch import nn
 torch.set_num_threads(1)
 import workbench as wb
-from workbench.train.measure.workspaces import workspaces_of
+from workbench.train.measure.device import workspaces_of
 graph = wb.trace(nn.Sequential(nn.Conv2d(64, 64, 3, padding=1)), input_shape=(64, 2, 2))
 (found,) = workspaces_of(wb.Plan.data_parallel(graph, 1), [0], [8], "fp32", torch.device("cpu"))
 print(json.dumps(found.points[-1]))
@@ -127,7 +127,7 @@ def test_linear_layers_with_a_bias_are_measured_on_gpus_alone(monkeypatch):
             shapes.append((module.in_features, module.out_features, tuple(x.shape)))
         return Needed(0, 0, len(shapes))
 
-    room = "workbench.train.measure.workspaces"
+    room = "workbench.train.measure.device"
     monkeypatch.setattr(f"{room}.takes_workspace", lambda layer, _: takes_workspace(layer, "cuda"))
     monkeypatch.setattr(f"{room}._needed", needed)
     found = {one.key: one for one in workspaces_of(plan, [0, 1], [4], "fp32", CPU)}

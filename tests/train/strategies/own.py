@@ -10,8 +10,8 @@ from workbench.plan.experiment.experiment import Synthetic
 from workbench.plan.experiment.sync import Strategy
 from workbench.plan.graph.graph import Input
 from workbench.plan.placement.placement import apportion, shard_group
+from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import rows_of_step
-from workbench.train.data.opening import open_data
 
 SHAPE, SAMPLES, BATCH = (3, 6, 6), 26, 10  # the third batch of an epoch is shorter
 LR, MOMENTUM = 0.05, 0.9

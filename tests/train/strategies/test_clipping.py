@@ -5,7 +5,7 @@ import torch
 
 from workbench.comm.groups.group import Group
 from workbench.comm.messages.recorder import Recorder
-from workbench.train.strategies.clipping import Clipping
+from workbench.train.step.gradients import Clipping
 
 
 def clipped(gradients, *, norm=None, value=None, holders=None):

@@ -14,9 +14,9 @@ from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
 from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
-from workbench.train.loop.passes import Execution
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.strategies.gradients import GradientSum
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.step.state import StepState
+from workbench.train.strategy.reduction import GradientSum
 
 DATA = Plan.data_parallel(GRAPH, 4)
 HYBRID = Plan.hybrid(GRAPH, 4, 2)
@@ -93,7 +93,7 @@ def overflowing(config, run, weights):
             state = RankState.start(run, world, groups, weights, None)
             coded = run.replace(sync=Synchronous(bucket_bytes=10**9, codec="fp16"))
             sums = GradientSum(program_of(coded).of(world.rank), state.model)
-            sums.zeroing(list(state.model.trainable()))(Execution(0, (1,) * 4, 4))
+            sums.zeroing(list(state.model.trainable()))(StepState(0, (1,) * 4, 4))
             for name, parameter in state.model.trainable().items():
                 large = world.rank == 2 and name == "8.weight"
                 sums.views[name].fill_(1e5 if large else 1.0)

@@ -14,8 +14,8 @@ from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous, S
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import MicroBatch
-from workbench.train.loop.passes import Execution
-from workbench.train.strategies.gradients import GradientSum, OutOfOrder
+from workbench.train.step.state import StepState
+from workbench.train.strategy.reduction import GradientSum, OutOfOrder
 
 GRAPH = trace(nets.Images(), input_shape=nets.Images.shape)
 
@@ -97,7 +97,7 @@ def surprised(world: World, plan: Plan):
     steps, batch = stepping(world, plan, Synchronous())
     steps.run(0, (batch,))
     sums = GradientSum(steps.strategy.program(0), steps.model)
-    sums.zeroing(list(steps.model.trainable()))(Execution(1, batch.rows, sum(batch.rows)))
+    sums.zeroing(list(steps.model.trainable()))(StepState(1, batch.rows, sum(batch.rows)))
     sums.start()
     try:
         sum(p.sum() for p in steps.model.trainable().values()).backward()

@@ -23,8 +23,8 @@ from workbench.plan.graph.graph import Input
 from workbench.plan.placement.placement import apportion, shard_group
 from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
+from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import rows_of_step
-from workbench.train.data.opening import open_data
 
 SHAPE = (3, 6, 6)
 MOMENTUM = SGD(lr=0.05, momentum=0.9)

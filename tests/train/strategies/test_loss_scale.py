@@ -7,7 +7,7 @@ from workbench.comm.groups.group import Group
 from workbench.comm.messages.recorder import Recorder
 from workbench.plan.experiment.checks import LEAST_SCALE
 from workbench.plan.experiment.experiment import LossScale
-from workbench.train.strategies.scaling import LossScaling
+from workbench.train.step.gradients import LossScaling
 
 FOLLOWS = LossScale(init_scale=8.0, growth_factor=4.0, backoff_factor=0.5, growth_interval=2)
 

@@ -22,8 +22,7 @@ from workbench.plan.experiment.optimizers import (
     RMSprop,
     Rprop,
 )
-from workbench.train.loop.memory import PeakMeter
-from workbench.train.strategies.remembered import (
+from workbench.train.optimizer.state import (
     build_optimizer,
     entry,
     forget,
@@ -31,6 +30,7 @@ from workbench.train.strategies.remembered import (
     load_state,
     state_tensors,
 )
+from workbench.train.run.memory import PeakMeter
 
 VALUES = [
     pytest.param(SGD(lr=0.1), id="sgd"),

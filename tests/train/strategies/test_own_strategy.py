@@ -22,11 +22,11 @@ from workbench.predict.memory.memory import memory_of
 from workbench.predict.traffic.traffic import traffic_of
 from workbench.program.step import program_of
 from workbench.train.checkpoint import checkpoint
-from workbench.train.loop.equality import check_equal
-from workbench.train.loop.loop import agree
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.resharding import under
-from workbench.train.strategies.rules import try_out
+from workbench.train.optimizer.rules import try_out
+from workbench.train.run.equality import check_equal
+from workbench.train.run.loop import agree
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.reshard import under
 
 GRAPH = trace(own.net(), input_shape=own.SHAPE)
 STEPS = 8

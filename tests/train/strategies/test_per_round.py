@@ -22,9 +22,9 @@ from workbench.plan.graph.graph import Input
 from workbench.plan.io.errors import ExperimentError
 from workbench.plan.placement.placement import apportion
 from workbench.plan.placement.rounds import round_rows
+from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import rows_of_step
-from workbench.train.data.opening import open_data
-from workbench.train.verify.reference import VerifyError, write_reference
+from workbench.train.verify.whole_model import VerifyError, write_reference
 
 SAMPLES, BATCH, STEPS = 26, 10, 4
 PER_ROUND = Synchronous(per_round=True)

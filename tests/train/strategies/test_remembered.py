@@ -6,7 +6,7 @@ from torch import nn
 
 from workbench.plan.experiment.experiment import SGD, Adam, ParameterGroup
 from workbench.plan.experiment.optimizers import ASGD, Adagrad, Adamax, NAdam
-from workbench.train.strategies.remembered import (
+from workbench.train.optimizer.state import (
     build_optimizer,
     entry,
     forget,

@@ -9,7 +9,7 @@ from torch import nn
 
 from workbench.plan.experiment.sync import OwnStrategy, Strategy, Synchronous
 from workbench.plan.extension.user_object import OwnObjectError
-from workbench.train.strategies.rules import Rules, is_of_strategy, stored_as
+from workbench.train.optimizer.rules import Rules, is_of_strategy, stored_as
 
 
 class Speed(Strategy):

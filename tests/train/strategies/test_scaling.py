@@ -26,11 +26,11 @@ from workbench.plan.graph.graph import Input
 from workbench.plan.io.errors import ExperimentError
 from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
+from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import rows_of_step
-from workbench.train.data.opening import open_data
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.loop.trial import try_fp16
-from workbench.train.strategies.scaling import LossScaling
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.step.gradients import LossScaling
+from workbench.train.step.trial import try_fp16
 
 CLASSES, ROWS, SAMPLES = 4, 16, 48
 

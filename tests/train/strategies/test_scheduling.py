@@ -19,7 +19,7 @@ from workbench.plan.experiment.schedule import (
 from workbench.plan.extension.user_object import OwnObjectError
 from workbench.plan.io.errors import ExperimentError
 from workbench.plan.plans.plan import Plan
-from workbench.train.strategies.scheduling import Schedule
+from workbench.train.optimizer.state import Schedule
 
 PLAN, STEPS = Plan.data_parallel(vgg(), 2), 9
 HEAD = ParameterGroup("fc2.*", lr=0.3)

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import torch
 
-from workbench.train.strategies.updates import ImmediateUpdates
-from workbench.train.strategies.warming import WarmingUpdates
+from workbench.train.step.state import ImmediateStrategy
+from workbench.train.strategy.strategy import WarmupStrategy
 
 
 def test_of_immediate_updates_nothing_waits_or_travels():
     program = object()
-    updates = ImmediateUpdates(program)
+    updates = ImmediateStrategy(program)
     assert updates.program(0) is updates.program(7) is program
     assert updates.expecting(["a"], []) is None
     assert updates.is_settled is True
@@ -60,7 +60,7 @@ def warming(until=2, *, with_rules=True):
         said.append("own begins")
         return own
 
-    return WarmingUpdates(warm, until, then, rules), own, said
+    return WarmupStrategy(warm, until, then, rules), own, said
 
 
 def asked(updates):

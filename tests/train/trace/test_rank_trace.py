@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.train.trace.rank_trace import (
+from workbench.train.trace.trace import (
     Called,
     Computed,
     LayerSeconds,

@@ -6,7 +6,7 @@ import torch
 import torch.fx
 from torch import nn
 
-from workbench.train.trace.tracing import Replay
+from workbench.train.trace.tracer import Replay
 
 
 class Net(nn.Module):

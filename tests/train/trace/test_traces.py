@@ -10,8 +10,8 @@ from tests.train.loop.test_session import GRAPH, session
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment
 from workbench.plan.plans.plan import Plan
-from workbench.train.trace import traces
-from workbench.train.trace.rank_trace import Called, Computed, RankTrace
+from workbench.train.trace import trace as traces
+from workbench.train.trace.trace import Called, Computed, RankTrace
 
 EXPERIMENT = Experiment(
     plan=Plan.hybrid(GRAPH, 2),

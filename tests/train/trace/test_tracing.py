@@ -21,7 +21,7 @@ from workbench.plan.experiment.experiment import (
     Synthetic,
 )
 from workbench.plan.plans.plan import Plan
-from workbench.train.trace.rank_trace import RankTrace
+from workbench.train.trace.trace import RankTrace
 
 FIELDS = dict(
     data=Synthetic(samples=60), batch_size=20, steps=3, optimizer=SGD(lr=0.05, momentum=0.9)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from workbench.comm.groups.world import World
 from workbench.plan.experiment.experiment import Experiment
-from workbench.train.loop.loop import agree
-from workbench.train.loop.memory import PeakMeter
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.trace.rank_trace import RankTrace
-from workbench.train.trace.tracing import Tracer
+from workbench.train.run.loop import agree
+from workbench.train.run.memory import PeakMeter
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.trace.trace import RankTrace
+from workbench.train.trace.tracer import Tracer
 
 WARM = 2
 

@@ -9,8 +9,8 @@ from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
 from workbench.model.weights.initial import initialize
 from workbench.plan.plans.plan import Plan
-from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verify import compare
+from workbench.train.verify.whole_model import write_reference
 
 RANKS = 3
 

@@ -6,7 +6,7 @@ from torch import nn
 from tests.train.verify.test_attention import verified
 from workbench.model.tracing.trace import trace
 from workbench.plan.plans.plan import Plan
-from workbench.train.verify.reference import trained_on
+from workbench.train.verify.whole_model import trained_on
 
 
 class Heads(nn.Module):

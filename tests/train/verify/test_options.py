@@ -21,8 +21,8 @@ from workbench.plan.experiment.experiment import (
     WarmupCosine,
 )
 from workbench.plan.plans.plan import Plan
-from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verify import compare
+from workbench.train.verify.whole_model import write_reference
 
 RUNS = {
     "nadam": dict(

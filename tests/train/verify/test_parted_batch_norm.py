@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from tests.plan.graphs import mlp
 from workbench.plan.plans.plan import Plan
-from workbench.train.verify.parted_batch_norm import PartedBatchNorm
+from workbench.train.verify.whole_model import PartedBatchNorm
 
 GRAPH = mlp(3, 2)
 THREE = Plan.data_parallel(GRAPH, 3, (2, 0, 1))

@@ -16,9 +16,9 @@ from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.task import CrossEntropy
 from workbench.plan.plans.plan import Plan
-from workbench.train.verify.reference import write_reference
 from workbench.train.verify.verification import KINDS, Difference, Verification
 from workbench.train.verify.verify import compare
+from workbench.train.verify.whole_model import write_reference
 
 
 def net():
@@ -96,12 +96,12 @@ def momentum_alone(share, momentum):
 MISTAKES = {
     "none": {},
     "evaluation": {"workbench.layers.cut_model.CutModel.eval": in_training},
-    "optimizer": {"workbench.train.strategies.optimizer.build_optimizer": less_momentum},
+    "optimizer": {"workbench.train.optimizer.optimizer.build_optimizer": less_momentum},
     "buffer": {"workbench.train.verify.verify.average_statistics": as_they_are},
     "equal weights": {"workbench.layers.local.norms.RunningShare.factor": momentum_alone},
     "repeat": {"torch.nn.Linear.forward": a_little_at_random},
     "gradients that are not summed": {
-        "workbench.train.strategies.gradients.start_all_reduce": Nothing
+        "workbench.train.strategy.reduction.start_all_reduce": Nothing
     },
     "a summand too many": {"workbench.layers.local.convert.reduce_scatter_to": bias_on_every_rank},
     "a constant factor": {"torch.nn.Linear.forward": twice},

@@ -10,7 +10,7 @@ from workbench.plan.experiment.metrics import Span
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError
 from workbench.store.record import EngineRecord, EventRecord
-from workbench.train.loop.requests import CarriedOut
+from workbench.train.run.requests import CarriedOut
 
 MIB = 2**20
 

@@ -16,8 +16,8 @@ from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
 from workbench.predict.closed_form import Measurement
-from workbench.train.loop.state import everyone, group_specs_of
 from workbench.train.measure.repeating import finish
+from workbench.train.run.rank import everyone, group_specs_of
 
 KIB, MIB = 2**10, 2**20
 ADDED = MIB  # elements

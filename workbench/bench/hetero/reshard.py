@@ -28,8 +28,8 @@ from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
 from workbench.plan.plans.reshard import Reshard
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.resharding import resharded_bytes, under
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.reshard import resharded_bytes, under
 
 UNEQUAL = (4, 2, 1, 1)
 _STATES = 1  # momentum

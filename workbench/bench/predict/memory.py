@@ -18,7 +18,7 @@ from workbench.plan.machine.machine import Machine
 from workbench.predict.prediction import Prediction, predict
 
 MIB = 2**20
-_TASK = "workbench.train.measure.workspaces:workspaces"
+_TASK = "workbench.train.measure.device:workspaces"
 _DEVICES_S = 2.0
 # Its speeds do not matter here.
 _ON_ONE_HOST = Machine.preset("cpu-10gbe").replace(ranks_per_host=None, across=None)

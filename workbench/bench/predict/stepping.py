@@ -10,9 +10,9 @@ import torch
 
 from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.experiment import Experiment
-from workbench.train.loop.loop import agree
-from workbench.train.loop.memory import PeakMeter, tensor_bytes
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.loop import agree
+from workbench.train.run.memory import PeakMeter, tensor_bytes
+from workbench.train.run.rank import RankState, group_specs_of
 
 
 def watched(experiment: Experiment) -> int:

@@ -18,9 +18,9 @@ from workbench.layers.cut_model import RankGroups
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
-from workbench.train.loop.memory import PeakMeter
-from workbench.train.loop.state import everyone, group_specs_of
 from workbench.train.measure.repeating import finish
+from workbench.train.run.memory import PeakMeter
+from workbench.train.run.rank import everyone, group_specs_of
 
 WARM_UP = 2
 

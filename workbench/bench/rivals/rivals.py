@@ -53,12 +53,12 @@ from workbench.comm.groups.world import World
 from workbench.layers.cut_model import RankGroups
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import apportion
+from workbench.train.data.datasets import open_for
 from workbench.train.data.feed import moved, rows_of_step
-from workbench.train.data.opening import open_for
-from workbench.train.loop.loop import agree
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.strategies.remembered import build_optimizer
-from workbench.train.verify.reference import whole_model
+from workbench.train.optimizer.state import build_optimizer
+from workbench.train.run.loop import agree
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.verify.whole_model import whole_model
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from workbench.layers.cut_model import RankGroups
 from workbench.plan.experiment.experiment import Experiment, Sync, Synchronous
 from workbench.plan.experiment.metrics import PHASES, CollectiveTrace, PhaseName
 from workbench.plan.placement.placement import Shard
-from workbench.train.loop.state import everyone, group_specs_of
+from workbench.train.run.rank import everyone, group_specs_of
 
 CONTROL = ("status", "bench")  # layers of the record that are no part of the exchange
 

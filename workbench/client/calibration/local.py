@@ -20,9 +20,8 @@ from workbench.plan.machine.device import Device, Link, Precision
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plans.plan import Plan
 from workbench.store.cluster_spec import EngineDevice
-from workbench.train.measure.device import DTYPES, SIDE, library_bytes
+from workbench.train.measure.device import DTYPES, SIDE, library_bytes, workspaces_of
 from workbench.train.measure.repeating import finish
-from workbench.train.measure.workspaces import workspaces_of
 
 _COPIED_BYTES, _CALLS, _TIMES = 2**26, 200, 3
 _LATENCY_S = 1e-5

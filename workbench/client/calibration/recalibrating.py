@@ -16,7 +16,7 @@ from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import predict
 from workbench.store.errors import ClusterError
 from workbench.train.measure.repeating import estimate
-from workbench.train.trace.traces import Sample as Traced
+from workbench.train.trace.trace import Sample as Traced
 
 _LEAST_S = 1e-12
 

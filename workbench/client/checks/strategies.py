@@ -17,7 +17,7 @@ from workbench.plan.plans.plan import Plan
 from workbench.predict.traffic.traffic import traffic_of
 from workbench.program.step import program_of
 from workbench.store.errors import RunError
-from workbench.train.strategies.rules import try_out
+from workbench.train.optimizer.rules import try_out
 from workbench.train.verify.own_strategy import Observed, in_one_process
 
 _TOLERANCE = 1e-9

@@ -15,7 +15,7 @@ from workbench.plan.experiment.experiment import Synchronous
 from workbench.plan.extension.extension import Check, name_of
 from workbench.predict.traffic.received import Summing
 from workbench.program.rows import HostLayout
-from workbench.train.measure.sums import RecordedSum
+from workbench.train.measure.links import RecordedSum
 
 LENGTHS = (1, 1003, 2**16 + 1)
 _ITEM_BYTES = 4  # fp32, in which they are summed
@@ -40,7 +40,7 @@ def checks_on(
     experiment = experiment_for(len(cluster), algorithm, codec)
     with lent(cluster, experiment.plan, "a check of an all-reduce") as lease:
         shared = {"weights": Path(os.devnull), "lengths": LENGTHS}  # it has no weights
-        ranks = lease.call("workbench.train.measure.sums:recorded_sums", experiment, shared)
+        ranks = lease.call("workbench.train.measure.links:recorded_sums", experiment, shared)
     sync = experiment.sync
     assert isinstance(sync, Synchronous)
     by = name_of(sync.algorithm) + ("" if sync.codec is None else f", {sync.codec.name}")

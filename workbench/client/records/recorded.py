@@ -25,7 +25,7 @@ from workbench.store.record import EventRecord
 from workbench.store.run_folder import EXPERIMENT, METRICS, RunOutcome, attempts, read_notes
 from workbench.store.telemetry import ROWS_AT_ONCE, AttemptReader
 from workbench.train.checkpoint.checkpoint import latest
-from workbench.train.loop.requests import RunRequests
+from workbench.train.run.requests import RunRequests
 
 UNFINISHED = (
     "its folder does not say how it ended: it goes on, or its cluster ended before it; "

@@ -8,7 +8,7 @@ from workbench.client.run.requests import Replan, cost_of
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plans.plan import Plan
-from workbench.train.loop.requests import RunRequests
+from workbench.train.run.requests import RunRequests
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from workbench.plan.experiment.metrics import Lane, Row, Span
 from workbench.predict.compare import Measurement
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError
-from workbench.train.loop.requests import RunRequests
-from workbench.train.trace.rank_trace import Called, united, without
-from workbench.train.trace.traces import Sample, read, traced_steps
+from workbench.train.run.requests import RunRequests
+from workbench.train.trace.trace import Called, Sample, read, traced_steps, united, without
 
 Arrivals = Mapping[tuple[str, int], float]
 

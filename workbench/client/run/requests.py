@@ -12,7 +12,7 @@ from workbench.plan.plans.plan import Plan
 from workbench.plan.plans.reshard import Reshard
 from workbench.program.buckets import copies
 from workbench.store.errors import ClusterError
-from workbench.train.loop.requests import CarriedOut, LearningRate, RunRequest, RunRequests
+from workbench.train.run.requests import CarriedOut, LearningRate, RunRequest, RunRequests
 
 TICK_S = 0.05
 

@@ -35,7 +35,7 @@ from workbench.store.errors import ClusterError, Diverged
 from workbench.store.messages import TrainingOutcome
 from workbench.store.record import EventRecord
 from workbench.train.checkpoint.checkpoint import StateDict, latest
-from workbench.train.loop.requests import LearningRate, RunRequests, SaveNow
+from workbench.train.run.requests import LearningRate, RunRequests, SaveNow
 
 if TYPE_CHECKING:
     import pandas

@@ -12,16 +12,13 @@ from workbench.client.run.own_objects import by_value
 from workbench.plan.experiment.experiment import Experiment, Loss, Synthetic, TorchData
 from workbench.plan.experiment.task import Text
 from workbench.plan.extension.user_object import Own, OwnObjectError
-from workbench.train.data.copied import copied
-from workbench.train.data.opening import Dataset, open_for
-from workbench.train.data.own_samples import OwnSamples
+from workbench.train.data.copied import Reads, copied, held_by
+from workbench.train.data.datasets import Dataset, open_for
 from workbench.train.data.reading import DataError
-from workbench.train.data.reads import Reads, held_by
-from workbench.train.data.samples_trial import SHARED_BYTES, try_samples
-from workbench.train.loop.loss_trial import LossTrial
-from workbench.train.loop.own_loss import OwnLoss, Seen
-from workbench.train.loop.scoring import Scoring
-from workbench.train.loop.trial import ROWS, Trial, check_classes
+from workbench.train.data.samples import SHARED_BYTES, OwnSamples, try_samples
+from workbench.train.run.scoring import Scoring
+from workbench.train.step.loss import OwnLoss, Seen
+from workbench.train.step.trial import ROWS, LossTrial, Trial, check_classes
 
 _CPU = torch.device("cpu")
 

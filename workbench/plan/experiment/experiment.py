@@ -115,7 +115,7 @@ class Experiment(Value):
     "local_sgd", "parameter_server"."""
     shard_optimizer: bool | tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = False
     """Shard the optimizer's state, and its work, over the ranks that hold the same parameters: the
-    same weights bit by bit, in 1/n of the memory (`train/strategies/optimizer.py`). Relative
+    same weights bit by bit, in 1/n of the memory (`train/optimizer/optimizer.py`). Relative
     shares, one for each rank, shard them unequally; a rank with 0 has no state and updates nothing.
 
     With `Synchronous(algorithm="direct")` the update is fused into the all-reduce: the rank that

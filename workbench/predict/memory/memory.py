@@ -157,7 +157,7 @@ def memory_of(program: Program, machine: Machine | None = None) -> Memory:
     Where the first steps are unlike the others, each rank has the larger peak.
 
     It counts torch's allocator on CPUs, and the memory that ranks share: all ranks are taken to be
-    on one host. `workbench.train.loop.memory.PeakMeter` measures the same.
+    on one host. `workbench.train.run.memory.PeakMeter` measures the same.
 
     Args:
         program: the program of the experiment.

@@ -32,11 +32,18 @@ from workbench.plan.experiment.optimizers import Remembered
 from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Shard
 from workbench.store.run_folder import checkpoint_path
-from workbench.train.checkpoint import folder
-from workbench.train.checkpoint.checkpoint import LOSS_SCALE, latest
-from workbench.train.checkpoint.in_flight import InFlight, Residuals, named, residual_entry
-from workbench.train.strategies.optimizer import Updater
-from workbench.train.strategies.remembered import entry
+from workbench.train.checkpoint.checkpoint import (
+    LOSS_SCALE,
+    begin_folder,
+    describe,
+    latest,
+    partial_path,
+    prune,
+    publish,
+)
+from workbench.train.optimizer.optimizer import Updater
+from workbench.train.optimizer.state import entry
+from workbench.train.step.state import InFlight, Residuals, named, residual_entry
 
 
 @dataclass(frozen=True)
@@ -278,7 +285,7 @@ class Saver:
         self.finish()
         first = self._everyone.rank == 0
         try:
-            begin = (lambda: folder.begin(self._directory, step)) if first else None
+            begin = (lambda: begin_folder(self._directory, step)) if first else None
             on_all_ranks(self._everyone, begin)
         except CheckpointError as error:
             raise self._failed(step, error) from error
@@ -312,7 +319,7 @@ class Saver:
         except CheckpointError as error:
             self.close()
             if first:
-                shutil.rmtree(folder.partial(self._directory, writing.step), ignore_errors=True)
+                shutil.rmtree(partial_path(self._directory, writing.step), ignore_errors=True)
             raise self._failed(writing.step, error) from error
         self._writing, self.newest = None, checkpoint_path(self._directory, writing.step)
 
@@ -343,7 +350,7 @@ class _Writing:
         best: int,
     ) -> None:
         self.step = step
-        self._directory, self._part = directory, folder.partial(directory, step)
+        self._directory, self._part = directory, partial_path(directory, step)
         self._snapshot, self._experiment = snapshot, experiment
         self._keep, self._best = keep, best
         self._rank, self._own, self._files = rank, files[rank], [name for name in files if name]
@@ -400,6 +407,6 @@ class _Writing:
 
     def _publish(self) -> None:
         index_pieces(self._part, self._files)
-        folder.describe(self._part, self.step, self._experiment)
-        folder.publish(self._directory, self.step)
-        folder.prune(self._directory, self.step, self._keep, self._best)
+        describe(self._part, self.step, self._experiment)
+        publish(self._directory, self.step)
+        prune(self._directory, self.step, self._keep, self._best)

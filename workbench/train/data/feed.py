@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_map
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.train.data.collated import Batch
-from workbench.train.data.opening import Dataset, order_seed
-from workbench.train.data.own_samples import OwnSamples
+from workbench.train.data.datasets import Dataset, order_seed
 from workbench.train.data.reading import Key
+from workbench.train.data.samples import OwnSamples
 
 
 def order(seed: int | None, epoch: int, length: int) -> Tensor:

@@ -24,7 +24,7 @@ from workbench.comm.groups.world import RankConfig, World
 from workbench.plan.experiment.experiment import Experiment, Synchronous
 from workbench.plan.experiment.stability import Curvature
 from workbench.plan.placement.placement import Shard
-from workbench.train.loop.state import RankState, group_specs_of
+from workbench.train.run.rank import RankState, group_specs_of
 
 Pieces = dict[str, Tensor]
 

@@ -25,12 +25,12 @@ from workbench.plan.graph.graph import sample_bytes
 from workbench.plan.machine.work import Work, work_of
 from workbench.plan.plans.plan import Plan
 from workbench.train.data.feed import MicroBatch, moved
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.loop.step import Stepper
 from workbench.train.measure.repeating import Repetition, Until, estimate, finish, together, typical
-from workbench.train.strategies.strategy import OwnGradients
-from workbench.train.trace.rank_trace import RankTrace
-from workbench.train.trace.tracing import Tracer
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.step.executor import Stepper
+from workbench.train.strategy.strategy import OwnGradients
+from workbench.train.trace.trace import RankTrace
+from workbench.train.trace.tracer import Tracer
 
 _UNTRACED = 3  # of so many steps, one
 PARTS = 32  # of a step, whose times tell how unequally fast ranks are

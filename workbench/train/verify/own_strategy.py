@@ -23,12 +23,12 @@ from workbench.plan.experiment.sync import Strategy
 from workbench.plan.placement.placement import Shard, apportion
 from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint.saver import Saver, parts
+from workbench.train.data.datasets import open_for
 from workbench.train.data.feed import listed, rows_of_step
-from workbench.train.data.opening import open_for
-from workbench.train.loop.loop import agree
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.resharding import under
-from workbench.train.strategies.remembered import entry
+from workbench.train.optimizer.state import entry
+from workbench.train.run.loop import agree
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.reshard import under
 
 _CLOSE = 1e-9
 

@@ -18,17 +18,16 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.io.files import write_whole
 from workbench.plan.placement.placement import Replicate, Shard
 from workbench.train.data.collated import Batch
-from workbench.train.data.opening import Dataset
+from workbench.train.data.datasets import Dataset
 from workbench.train.data.reading import EVALUATION
-from workbench.train.loop.objective import average_statistics, own_rows
-from workbench.train.loop.own_loss import OwnLoss, Seen
-from workbench.train.loop.scoring import evaluate
-from workbench.train.loop.state import RankState, group_specs_of
-from workbench.train.loop.step import StepResult
-from workbench.train.strategies.remembered import entry
-from workbench.train.strategies.rules import is_of_strategy
-from workbench.train.verify.reference import write_reference
+from workbench.train.optimizer.rules import is_of_strategy
+from workbench.train.optimizer.state import entry
+from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.scoring import evaluate
+from workbench.train.step.executor import StepResult
+from workbench.train.step.loss import OwnLoss, Seen, average_statistics, own_rows
 from workbench.train.verify.verification import TOLERANCE, Difference
+from workbench.train.verify.whole_model import write_reference
 
 __all__ = ["compare", "write_reference"]
 

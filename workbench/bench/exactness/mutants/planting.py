@@ -34,7 +34,7 @@ LEFT_OUT = {
     "measures, traces or keeps account": (
         "plan/experiment/metrics.py",
         "plan/io/files.py",
-        "train/loop/memory.py",
+        "train/run/memory.py",
         "train/measure/*.py",
         "train/trace/*.py",
     ),

@@ -1,1 +1,0 @@
-"""Step after step on one rank."""

@@ -1,0 +1,1 @@
+"""One step on one rank: forward and backward passes, the loss, and what is executed when."""

@@ -1,0 +1,343 @@
+"""Executes the program of a step on one rank, instruction by instruction.
+
+Each instruction is bound once to what it calls: passes (`passes.py`), or the strategy. Two things
+are left to torch. A backward pass runs as a whole, and a sum of gradients that the list has inside
+of one begins when autograd has left the last gradient of its bucket, so far as the list permits.
+Where the list says that the ranks agree, a step is over for as long as they do.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from workbench.comm.groups.world import World
+from workbench.layers.cut_model import CutModel
+from workbench.plan.experiment.experiment import Experiment
+from workbench.program.buckets import Bucket
+from workbench.program.instructions import (
+    Agree,
+    Backward,
+    Convert,
+    Forward,
+    Instruction,
+    Load,
+    Loss,
+    Pass,
+    Prefetch,
+    Recompute,
+    Reduce,
+    Weigh,
+    turn_of,
+)
+from workbench.program.rows import micro_batches
+from workbench.program.step import RankProgram
+from workbench.train.data.datasets import Dataset
+from workbench.train.data.feed import Feed, MicroBatch
+from workbench.train.step.loss import StepLoss, step_loss
+from workbench.train.step.passes import Passes, Precision
+from workbench.train.step.state import StepFunction, StepState, Strategy
+
+Batches = tuple[tuple[int, ...], ...]
+"""For each micro-batch, the rows of each rank."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did, before its gradients are applied.
+
+    Attributes:
+        loss: this rank's part of the mean loss.
+        samples: the samples of the whole batch.
+        seconds: the time from the first row's loading until the ranks are to agree.
+        blocked_s: the part of it that was spent waiting in collectives.
+        batches: what it ran on.
+        outputs: the outputs of the last micro-batch, as the plan's flow lays them.
+    """
+
+    loss: float
+    samples: int
+    seconds: float
+    blocked_s: float
+    batches: tuple[MicroBatch, ...]
+    outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A rank's instructions, bound to what they call: up to the agreement, and behind it."""
+
+    listed: RankProgram
+    rows: tuple[int, ...]
+    before: tuple[StepFunction, ...]
+    behind: tuple[StepFunction, ...]
+
+
+class Stepper:
+    """Executes one step after another.
+
+    Args:
+        experiment: what runs.
+        model: this rank's part.
+        strategy: what a rank does to make updates of gradients.
+        data: the training split.
+        world: this rank's place.
+        dtype: the type of images.
+        loss: the loss of a step.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        model: CutModel,
+        strategy: Strategy,
+        data: Dataset,
+        world: World,
+        dtype: torch.dtype,
+        loss: StepLoss = step_loss,
+    ) -> None:
+        self.experiment, self.model, self.strategy = experiment, model, strategy
+        self.world, self.dtype = world, dtype
+        precision = _precision(experiment, world.device)
+        self.passes = Passes(model, precision, loss, strategy.scaling)
+        self._batches: dict[int, Batches] = {}
+        self._known: dict[Batches, _Bound] = {}
+        self.feed = Feed(experiment, data, world.rank, world.device, dtype, self._rows)
+        self._bound(0, self._rows(experiment.batch_size))
+        self._waiting: tuple[StepState, _Bound] | None = None
+
+    def run(self, step: int, batches: tuple[MicroBatch, ...] = ()) -> StepResult:
+        """Executes a step until the ranks are to agree on it.
+
+        It leaves in every `grad` what the update is to see: for synchronous steps, the gradient of
+        the mean loss over the global batch.
+
+        Args:
+            step: the step's index.
+            batches: what to run on, this rank's rows of each micro-batch; none: what the data set
+                has for this step.
+        """
+        started, blocked = time.perf_counter(), self.world.recorder.blocked_s
+        rows = tuple(batch.rows for batch in batches)
+        if not batches:
+            rows = self._rows(self.feed.samples(step))
+        bound = self._bound(step, rows)
+        run = StepState(step, bound.rows, sum(bound.rows), batches)
+        for action in bound.before:
+            action(run)
+        self._waiting = run, bound
+        seconds = time.perf_counter() - started
+        blocked_s = self.world.recorder.blocked_s - blocked
+        found = StepResult(run.loss, run.samples, seconds, blocked_s, run.batches, run.outputs)
+        run.batches, run.outputs = (), ()
+        return found
+
+    def update(self) -> None:
+        """Executes what the program lists behind the agreement: the weights move.
+
+        They do not where gradients of a scaled loss are no numbers: what follows is left out.
+
+        Raises:
+            RuntimeError: no step waits for that.
+        """
+        if self._waiting is None:
+            raise RuntimeError("no step has been run that waits for its update")
+        (run, bound), self._waiting = self._waiting, None
+        for action in bound.behind:
+            action(run)
+            if not run.updates:
+                return
+
+    def _load(self, run: StepState) -> None:
+        if not run.batches:
+            with self.world.excused():
+                run.batches = self.feed.take(run.step)
+
+    def _rows(self, count: int) -> Batches:
+        if count not in self._batches:
+            self._batches[count] = tuple(micro_batches(self.experiment, count))
+        return self._batches[count]
+
+    def _bound(self, step: int, batches: Batches) -> _Bound:
+        listed = self.strategy.program(step)
+        known = self._known.get(batches)
+        if known is None or known.listed is not listed:
+            program = listed
+            if batches != listed.program.ranks.batches:
+                program = replace(listed.program, batches=batches).of(listed.rank)
+            before, behind = bind(program, self.passes, self.strategy, self._load)
+            rows = tuple(map(sum, zip(*batches, strict=True)))
+            known = self._known[batches] = _Bound(listed, rows, before, behind)
+        return known
+
+
+_Kind = Literal["forward", "backward", "prefetch", "loss", "reduce", "other"]
+_Run = tuple[_Kind, Pass | None, list[tuple[int, Instruction]]]
+
+
+def bind(
+    program: RankProgram, passes: Passes, strategy: Strategy, load: StepFunction
+) -> tuple[tuple[StepFunction, ...], tuple[StepFunction, ...]]:
+    """What a rank does at the instructions of its program: up to the agreement, and behind it.
+
+    Args:
+        program: what the rank executes.
+        passes: what it computes.
+        strategy: what it does to make updates of gradients.
+        load: what brings the rows of a step.
+    """
+    instructions = program.program.instructions
+    computing, expected = passes.listed(instructions), _Expected(program)
+    last = {
+        on.micro_batch: index
+        for index, one in enumerate(instructions)
+        if (on := _pass_of(one)) is not None
+    }
+    before, behind = list[StepFunction | None](), list[StepFunction | None]()
+    actions, begun = before, -1
+    for kind, on, run in _runs(program):
+        (first, instruction), (end, _) = run[0], run[-1]
+        if on is None:
+            match instruction:
+                case Load():
+                    actions.append(load)
+                case Weigh():
+                    actions.append(passes.weigh)
+                case Agree():
+                    actions = behind
+                case Reduce():
+                    begin = strategy.reducing(expected.at([index for index, _ in run]))
+                    actions.append(_in_turn(begin, instruction))
+                case _:
+                    actions.append(_in_turn(strategy.bound(instruction), instruction))
+            continue
+        if on.micro_batch > begun:
+            begun = on.micro_batch
+            actions.append(computing.begin(begun))
+        match kind:
+            case "prefetch":
+                actions.append(computing.prefetch(on))
+            case "forward":
+                actions.append(computing.forward(on))
+            case "loss":
+                actions.append(computing.loss(on))
+            case "backward":
+                expect = strategy.expecting(*expected.within(first, end))
+                actions.append(_in_turn(expect, *expected.reduces))
+                actions.append(computing.backward(on))
+        if end == last[on.micro_batch]:
+            actions.append(computing.end(on.micro_batch))
+    return tuple(filter(None, before)), tuple(filter(None, behind))
+
+
+def _in_turn(action: StepFunction | None, *instructions: Instruction) -> StepFunction | None:
+    """An action, only in the steps in which its instructions are executed; all in the same ones."""
+    every = max(map(turn_of, instructions), default=1)
+    if action is None or every == 1:
+        return action
+    return lambda run: action(run) if (run.step + 1) % every == 0 else None
+
+
+class _Expected:
+    """Where this rank's sums of gradients begin.
+
+    Args:
+        program: what the rank executes.
+    """
+
+    def __init__(self, program: RankProgram) -> None:
+        order = {bucket.names: place for place, bucket in enumerate(program.buckets)}
+        made = defaultdict[str, list[int]](list)
+        self.reduces = [one for one in program.program.instructions if isinstance(one, Reduce)]
+        self._behind: list[tuple[int, int, Bucket]] = []
+        self._at: dict[int, Bucket] = {}
+        self._final: list[tuple[int, str]] = []
+        for index, one in enumerate(program.program.instructions):
+            if isinstance(one, Backward) and one.operation.layer is not None:
+                for weight in one.operation.layer.weights:
+                    made[weight.name].append(index)
+            elif isinstance(one, Reduce) and (part := program.part_of(one)) is not None:
+                bucket, after = part
+                if after < 0:
+                    self._at[index] = bucket
+                    continue
+                self._behind.append((after, order[bucket.names], bucket))
+                for name in bucket.names:
+                    self._final += [(max(i for i in made[name] if i <= after), name)]
+        self._behind.sort(key=lambda one: one[:2])
+
+    def at(self, indices: Sequence[int]) -> list[Bucket]:
+        """Those that begin at their own places in the list."""
+        return [self._at[index] for index in indices if index in self._at]
+
+    def within(self, first: int, last: int) -> tuple[set[str], list[Bucket]]:
+        """The last gradients that some instructions leave, and the sums that begin behind them."""
+        names = {name for index, name in self._final if first <= index <= last}
+        return names, [bucket for after, _, bucket in self._behind if first <= after <= last]
+
+
+def _runs(program: RankProgram) -> Iterator[_Run]:
+    """Instructions that are one action: of one pass and one kind, or sums that begin together.
+
+    Sums that begin in a backward pass part none.
+    """
+    listed = [
+        (index, one)
+        for index, one in enumerate(program.program.instructions)
+        if not isinstance(one, Reduce) or _begins_here(program, one)
+    ]
+
+    def key(entry: tuple[int, Instruction]) -> tuple[_Kind, int]:
+        kind, on = _kind(entry[1]), _pass_of(entry[1])
+        return kind, entry[0] if kind == "other" else id(on)
+
+    for (kind, _), run in groupby(listed, key):
+        entries = list(run)
+        yield kind, _pass_of(entries[0][1]), entries
+
+
+def _begins_here(program: RankProgram, reduce: Reduce) -> bool:
+    """Whether a sum begins at its own place in the list; of one of others, whether theirs does."""
+    part = program.part_of(reduce)
+    return max(reduce.after) < 0 if part is None else part[1] < 0
+
+
+def _kind(instruction: Instruction) -> _Kind:
+    match instruction:
+        case Forward() | Convert(direction="forward"):
+            return "forward"
+        case Backward() | Convert() | Recompute():
+            return "backward"
+        case Prefetch():
+            return "prefetch"
+        case Loss():
+            return "loss"
+        case Reduce():
+            return "reduce"
+        case _:
+            return "other"
+
+
+def _pass_of(instruction: Instruction) -> Pass | None:
+    match instruction:
+        case Forward(on=on) | Convert(on=on) | Backward(on=on) | Recompute(on=on):
+            return on
+        case Prefetch(on=on) | Loss(on=on):
+            return on
+        case _:
+            return None
+
+
+def _precision(experiment: Experiment, device: torch.device) -> Precision:
+    """Makes the context in which forward passes run."""
+    halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    if experiment.half:
+        return partial(torch.autocast, device.type, halves[experiment.precision])
+    return nullcontext
