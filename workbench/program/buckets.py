@@ -30,10 +30,7 @@ class Pieces:
     """What ranks hold of an experiment's weights.
 
     Attributes:
-        names: the names of all parameters, in the order of the cut model's modules, which buckets
-            follow.
         sizes: bytes on each rank, by the name of the parameter or buffer.
-        owners: the layer of each of them.
     """
 
     names: tuple[str, ...]
@@ -117,7 +114,6 @@ class Bucket:
         group_size: the size of the shard groups that the parameters lie over; it travels over as
             many replica groups.
         names: the names of the parameters, in the order of the backward pass.
-        sizes: bytes of each of them.
     """
 
     group_size: int
@@ -136,7 +132,6 @@ class Buckets:
 
     Attributes:
         of_place: the buckets of each place.
-        place: the place of each rank.
     """
 
     of_place: tuple[tuple[Bucket, ...], ...]
@@ -179,10 +174,7 @@ class Column:
     """One bucket of each rank; see `Buckets.columns`.
 
     Attributes:
-        group_size: the size of the shard groups that its parameters lie over.
-        number: its number among those over groups of this size.
         of_place: the bucket of each place; None: no bucket.
-        place: the place of each rank.
     """
 
     group_size: int
@@ -343,13 +335,7 @@ def _averaged(experiment: Experiment, pieces: Pieces, rank: int) -> Iterator[Buc
 
 
 def moved_by(column: Column, element: int, shares: Sequence[float]) -> dict[str, Counts]:
-    """Bytes that each rank moves of each parameter in its bucket.
-
-    Args:
-        column: a bucket of each rank.
-        element: bytes of one.
-        shares: the shares of each rank.
-    """
+    """Bytes that each rank moves of each parameter in its bucket."""
     world_size, k = len(column.place), column.group_size
     index = np.arange(world_size) // k
     found: dict[str, Counts] = {}
@@ -374,11 +360,8 @@ def updated(
     """Bytes of each parameter that each rank moves.
 
     Args:
-        pieces: the pieces of the weights.
         buckets: the buckets that parameters with replicas are cut in; None: each rank moves all it
             holds.
-        element: bytes of one.
-        shares: the shares of each rank.
     """
     found = {name: pieces.sizes[name] for name in pieces.names}
     cut: dict[str, Counts] = {}

@@ -75,9 +75,7 @@ class Summed(NamedTuple):
     """An all-reduce that is started, and goes on beside what follows.
 
     Attributes:
-        algorithm: the algorithm that was asked for.
         buffer: whether what is summed lies in memory made for it, shared where ranks share.
-        codec: the codec through which it travels.
     """
 
     algorithm: Algorithm
@@ -90,22 +88,17 @@ class CollectiveCall:
     """One call of a collective on every rank that takes part.
 
     Attributes:
-        op: "all_gather", "reduce_scatter", "all_to_all", "all_reduce", "reduce" or "broadcast".
         label: the layer, or "gradients", "parameters", "status", "clip", "unscale",
             "labels", "weights".
-        phase: the phase of the step.
         purpose: the purpose of its groups: "shard" is over shard groups, "replica" and "norm" are
             over ranks that hold the same piece, "control" is over the world.
-        group_size: the size of the shard groups.
         numel: elements of each rank: of an all_gather, of its own piece; of a reduce_scatter, of
             the piece that it gets; else of the whole that it has.
-        itemsize: bytes of an element.
         takes: 1 for each rank that takes part, else 0; None: all do.
         how: the layouts of an all-to-all, or how an all-reduce goes on beside what follows; None:
             callers wait in it.
         server: the server of a reduce or a broadcast: 1 for each rank that is the root of its
             group.
-        every: steps from one to the next; 1: it is in every step.
     """
 
     op: str
@@ -139,14 +132,7 @@ class Crossing(NamedTuple):
 
 
 def crossing_of(step: Conversion, rows: Rows, itemsize: int, label: str = "") -> Crossing:
-    """The collectives of a conversion.
-
-    Args:
-        step: the conversion, from one layout to another.
-        rows: the rows of the pass.
-        itemsize: bytes of an element.
-        label: the reader that it is made for.
-    """
+    """The collectives of a conversion."""
 
     def call(op: str, phase: Phase, numel: Counts, how: Exchange | None = None) -> CollectiveCall:
         return CollectiveCall(op, label, phase, "shard", step.group_size, numel, itemsize, how=how)
@@ -187,8 +173,6 @@ class Collectives:
     """Gives the collectives of a program's instructions.
 
     Args:
-        experiment: the experiment of the ranks that are written for.
-        operations: the operations of its plan.
         world_size: the size of the world, for which these ranks may stand.
     """
 
@@ -249,13 +233,7 @@ class Collectives:
     def of_operation(
         self, operation: Operation, rows: Rows, phase: Direction
     ) -> Iterable[CollectiveCall]:
-        """Those of a layer or a conversion in a pass.
-
-        Args:
-            operation: the operation.
-            rows: the rows of the pass.
-            phase: "forward" or "backward".
-        """
+        """Those of a layer or a conversion in a pass."""
         layer = operation.layer
         if operation.step is not None:
             crossing = crossing_of(operation.step, rows, operation.itemsize, operation.label)
@@ -291,12 +269,7 @@ class Collectives:
         )
 
     def of_loss(self, value: Value, rows: Rows) -> Iterator[CollectiveCall]:
-        """Those of the loss of one value that the model returns.
-
-        Args:
-            value: the logits.
-            rows: the rows of the pass.
-        """
+        """Those of the loss of one value that the model returns."""
         layout, _, _, _ = self.operations.layout_of(value)
         k, name = layout.group_size, value[0]
         if layout == ROWS:

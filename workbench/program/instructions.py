@@ -50,9 +50,7 @@ class Pass:
     """Rows that go through some operations together, forward and back.
 
     Attributes:
-        micro_batch: its index in the step.
         round: its index in the micro-batch; None: of what runs once in the micro-batch.
-        rows: the rows of each rank.
         reads: the values that it is given, but for the model's input.
         gives: the values that it leaves.
         from_loss: whether its gradients come from a loss, and not from the passes that read it.
@@ -73,12 +71,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Load:
-    """The rows of all micro-batches.
-
-    Attributes:
-        rows: the rows of each rank in the step.
-        micro_batches: the rows of each rank in each micro-batch.
-    """
+    """The rows of all micro-batches."""
 
     word: ClassVar[str] = "load"
     rows: Rows
@@ -94,12 +87,7 @@ class Weigh:
 
 @dataclass(frozen=True)
 class ZeroGrad:
-    """The gradients of these parameters are forgotten: what follows makes new ones.
-
-    Attributes:
-        parameters: the parameters, by name.
-        every: the steps whose gradients are added up; they are forgotten before the first.
-    """
+    """The gradients of these parameters are forgotten: what follows makes new ones."""
 
     word: ClassVar[str] = "zero_grad"
     parameters: tuple[str, ...]
@@ -140,9 +128,6 @@ class Convert:
     """A change of layout: one collective, or a slice, or nothing; the backward one is its dual.
 
     Attributes:
-        operation: the conversion.
-        on: the pass.
-        direction: Forward, or backward with gradients.
         prefetch: the index of the instruction that has begun it, if any.
         gradients: how many readers hand one back, backward, for what the conversion gives, which
             are added up first.
@@ -167,13 +152,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Recompute:
-    """The forward pass of a segment, whose activations were let go of, just before its backward.
-
-    Attributes:
-        segment: its index in the plan.
-        operations: the operations that run again.
-        on: the pass.
-    """
+    """The forward pass of a segment, whose activations were let go of, just before its backward."""
 
     word: ClassVar[str] = "recompute"
     segment: int
@@ -186,8 +165,6 @@ class Backward:
     """A layer's backward pass: gradients of what it read, and of its parameters.
 
     Attributes:
-        operation: the layer.
-        on: the pass.
         adds: whether its parameters have gradients already, to which these are added.
         gradients: how many readers hand one back for what the layer gives, added up first.
     """
@@ -204,16 +181,12 @@ class Reduce:
     """The gradients of one bucket of each rank begin to be summed over the replicas.
 
     Attributes:
-        column: the bucket.
         members: Ranks r whose r % group size is one of these take part; the others, which fill
             theirs elsewhere or have none, do not.
         to: the ranks that get the sums: all that hold the parameters, owners their parts, or the
             server.
-        algorithm: the algorithm that was asked for.
-        codec: the codec through which gradients travel.
         after: the index, for each place of the column, of the instruction behind which ranks there
             begin; those who come first wait for the others of their group. -1: at this one.
-        every: steps from one to the next, whose gradients have been added up.
     """
 
     word: ClassVar[str] = "reduce"
@@ -233,7 +206,6 @@ class Wait:
     Attributes:
         reduces: the indices of the instructions that begin them.
         late: how many steps before this one they began.
-        every: steps from one to the next.
     """
 
     word: ClassVar[str] = "wait"
@@ -247,7 +219,6 @@ class Rescale:
     """Gradients, which are sums over some rows divided by the step's, become means over these.
 
     Attributes:
-        parameters: the parameters, by name.
         on: the round whose rows these are, on all ranks; None: the rows of the step on the ranks
             that hold one copy of the parameter together.
     """
@@ -272,7 +243,6 @@ class Unscale:
     which they are.
 
     Attributes:
-        parameters: the parameters, by name.
         by: who unscales each: who updates it.
     """
 
@@ -283,12 +253,7 @@ class Unscale:
 
 @dataclass(frozen=True)
 class Adjust:
-    """Gradients go through the strategy's own rule before they are used.
-
-    Attributes:
-        parameters: the parameters, by name.
-        every: steps from one to the next.
-    """
+    """Gradients go through the strategy's own rule before they are used."""
 
     word: ClassVar[str] = "adjust"
     parameters: tuple[str, ...]
@@ -300,11 +265,9 @@ class Clip:
     """Gradients that the update is to see, clipped.
 
     Attributes:
-        parameters: the parameters, by name.
         norm: the greatest norm of all of them together, over which all ranks agree; None: any.
         value: the greatest magnitude of an element; None: any.
         by: the ranks that clip each, which are those that update it.
-        every: steps from one to the next.
     """
 
     word: ClassVar[str] = "clip"
@@ -320,9 +283,7 @@ class Update:
     """The optimizer moves parameters.
 
     Attributes:
-        parameters: the parameters, by name.
         by: the ranks that move each, of those that hold the same piece of it.
-        every: steps from one to the next.
     """
 
     word: ClassVar[str] = "update"
@@ -339,7 +300,6 @@ class HandOut:
         buckets: the buckets in which they travel; each rank takes its own in their order.
         source: the ranks that have updated them.
         fused: whether it is the second half of an all-reduce of which `Reduce` was the first.
-        every: steps from one to the next.
     """
 
     word: ClassVar[str] = "hand_out"
@@ -351,12 +311,7 @@ class HandOut:
 
 @dataclass(frozen=True)
 class Average:
-    """Parameters, and momentum where that is averaged too, over the replicas.
-
-    Attributes:
-        buckets: the buckets in which they travel.
-        every: steps from one to the next.
-    """
+    """Parameters, and momentum where that is averaged too, over the replicas."""
 
     word: ClassVar[str] = "average"
     buckets: Buckets
@@ -365,12 +320,7 @@ class Average:
 
 @dataclass(frozen=True)
 class Correct:
-    """Parameters that were averaged go through the strategy's own rule.
-
-    Attributes:
-        parameters: the parameters, by name.
-        every: steps from one to the next.
-    """
+    """Parameters that were averaged go through the strategy's own rule."""
 
     word: ClassVar[str] = "correct"
     parameters: tuple[str, ...]

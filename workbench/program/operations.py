@@ -70,9 +70,7 @@ class Operations:
 
     Attributes:
         by_value: each of them by what it gives, in order; the model's inputs are given by none.
-        results: the values that the model returns.
         inputs: the model's inputs, by the names under which layers read them.
-        itemsize: bytes of an element in the experiment's precision.
     """
 
     by_value: Mapping[Value, Operation]
@@ -107,12 +105,7 @@ class Operations:
 
 
 def operations_of(experiment: Experiment, pieces: Pieces) -> Operations:
-    """The operations of an experiment's plan, in its precision.
-
-    Args:
-        experiment: the experiment.
-        pieces: the pieces of its weights.
-    """
+    """The operations of an experiment's plan, in its precision."""
     return _Writing(experiment, pieces).written()
 
 

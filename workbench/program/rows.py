@@ -24,11 +24,7 @@ Counts = NDArray[np.int64]
 
 
 class Rows:
-    """The rows of one pass: a whole batch, a micro-batch or a round.
-
-    Args:
-        own: the rows of each rank of the world.
-    """
+    """The rows of one pass: a whole batch, a micro-batch or a round."""
 
     def __init__(self, own: Sequence[int]) -> None:
         self.own: Counts = np.asarray(own, dtype=np.int64)
@@ -63,8 +59,6 @@ class Rows:
         """Elements that each rank holds of an activation.
 
         Args:
-            layout: the layout in which it lies.
-            shape: the shape of one sample.
             per_sample: Rows of dimension 0 for each sample; 0: independent of the batch.
         """
         key = (id(layout), shape, per_sample)  # a layout is slow to hash
@@ -98,7 +92,6 @@ def micro_batches(experiment: Experiment, count: int | None = None) -> list[tupl
     """For each micro-batch of a step, the rows of each rank.
 
     Args:
-        experiment: the experiment.
         count: the rows of a short batch, of which no micro-batch is empty; None: a whole batch.
     """
     every = experiment.batch_size if count is None else count
@@ -111,10 +104,8 @@ class Representatives:
     """The ranks that stand for a world.
 
     Attributes:
-        world_size: the size of the world.
         ranks: the ranks that stand for it, ascending, in whole blocks.
         column: the index in `ranks` of the one that stands for each rank of the world.
-        batches: the rows of `ranks` in each micro-batch.
     """
 
     world_size: int
@@ -127,10 +118,6 @@ class Representatives:
         """Those of an experiment's world.
 
         At least two blocks are kept where there are two, so that what has replicas still has some.
-
-        Args:
-            experiment: the experiment.
-            machine: the machine that runs it; None: on which all ranks are alike.
         """
         world = experiment.plan.world_size
         block = block_of(experiment.plan)

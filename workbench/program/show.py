@@ -51,9 +51,6 @@ class Line(NamedTuple):
     """One instruction.
 
     Attributes:
-        number: its number in the program.
-        word: what kind it is.
-        of: layers, parameters, rows.
         how: scheme, layout, algorithm.
         communicates: its collectives, and elements of the rank that has most.
         when: the pass that it is in, what it comes after, who awaits it.
@@ -72,10 +69,6 @@ class ProgramDisplay:
     """What is shown of a program.
 
     Attributes:
-        experiment: the experiment of the ranks that are written for.
-        ranks: the ranks that are written for.
-        instructions: the instructions in order.
-        collectives: what gives their collectives.
         rank: the only rank whose instructions are shown; None: those of all.
         column: the one that stands for this rank, of the ranks that are written for.
     """

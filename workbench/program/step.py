@@ -285,7 +285,6 @@ def program_of(experiment: Experiment, ranks_per_host: int | None = None) -> Pro
     """What all ranks of an experiment execute.
 
     Args:
-        experiment: the experiment.
         ranks_per_host: how many ranks share memory; None: all ranks of the world do.
     """
     hosts = HostLayout.of(experiment.plan.world_size, ranks_per_host)
@@ -294,12 +293,7 @@ def program_of(experiment: Experiment, ranks_per_host: int | None = None) -> Pro
 
 
 def reduced(experiment: Experiment, ranks: Representatives) -> Program:
-    """What a few ranks execute that stand for all.
-
-    Args:
-        experiment: the experiment of all ranks.
-        ranks: the ranks that stand for them.
-    """
+    """What a few ranks execute that stand for all."""
     own = ranks.reduced(experiment)
     pieces = Pieces.of(own)
     hosts = HostLayout.of(own.plan.world_size)

@@ -71,12 +71,7 @@ _Key = tuple[int, int]
 
 
 class Reductions:
-    """Follows gradients as they come, and gives the reductions that can begin.
-
-    Args:
-        experiment: the experiment, which says how gradients are summed.
-        buckets: the buckets of the parameters whose gradients come.
-    """
+    """Follows gradients as they come, and gives the reductions that can begin."""
 
     def __init__(self, experiment: Experiment, buckets: Buckets) -> None:
         self._experiment, self._buckets, timing = experiment, buckets, experiment.sync.timing
@@ -95,12 +90,7 @@ class Reductions:
         self._begun: set[tuple[_Key, int]] = set()
 
     def settle(self, names: Iterable[str], index: int) -> Iterator[Reduce]:
-        """The sums that begin since these gradients are there.
-
-        Args:
-            names: the names of their parameters.
-            index: the index of the instruction that has made them.
-        """
+        """The sums that begin since these gradients are there."""
         filled = False
         for name in names:
             for home in self._home:
@@ -187,15 +177,7 @@ def unrolled(
     handed: Buckets,
     batches: Sequence[tuple[int, ...]],
 ) -> tuple[Instruction, ...]:
-    """The instructions of one step in the middle of a run.
-
-    Args:
-        experiment: the experiment of these ranks.
-        operations: the operations of its plan.
-        buckets: the buckets in which its gradients travel.
-        handed: the buckets in which weights travel that other ranks have updated.
-        batches: the rows of each rank in each micro-batch.
-    """
+    """The instructions of one step in the middle of a run."""
     return _Unrolling(experiment, operations, buckets, handed).written(batches)
 
 
@@ -324,8 +306,6 @@ class _Unrolling:
         """A forward pass.
 
         Args:
-            operations: the operations in order.
-            on: which.
             begun: the index of the prefetch of each value that has one.
         """
         for operation in operations:
@@ -348,8 +328,6 @@ class _Unrolling:
         """A backward pass.
 
         Args:
-            operations: the operations in the order of the forward pass.
-            on: which.
             last: whether no parameter gets another gradient afterwards, but for the head's.
             adds: whether parameters have gradients already.
         """

@@ -151,13 +151,7 @@ LOSS_SCALE = "loss_scale"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint, opened.
-
-    Attributes:
-        path: its folder.
-        step: steps made before it.
-        reader: its logical tensors, to be read in any slices.
-    """
+    """A complete checkpoint, opened."""
 
     path: Path
     step: int
@@ -209,8 +203,6 @@ def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
     """Reads this rank's pieces of the optimizer's state, and the loss scale.
 
     Args:
-        saved: the checkpoint, under any plan.
-        model: this rank's part.
         updater: a new one of its trainable pieces. Its scale stays the first one if the run had
             none before.
 
@@ -254,12 +246,7 @@ def restore(saved: Checkpoint, model: CutModel, updater: Updater) -> None:
 
 
 def in_flight(saved: Checkpoint, model: CutModel) -> list[InFlight]:
-    """Reads this rank's pieces of what was computed and not yet used, the oldest first.
-
-    Args:
-        saved: the checkpoint, under any plan and strategy.
-        model: this rank's part.
-    """
+    """Reads this rank's pieces of what was computed and not yet used, the oldest first."""
     return [
         InFlight(
             saved.step - age,
@@ -294,8 +281,6 @@ def state_dict(checkpoint: Path, graph: Graph, *, ema: bool = False) -> StateDic
     """What `module.load_state_dict` takes, from the pieces of a checkpoint under any plan.
 
     Args:
-        checkpoint: its folder.
-        graph: the graph of the model.
         ema: whether parameters that are trained have their averaged values.
 
     Returns:

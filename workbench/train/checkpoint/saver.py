@@ -51,11 +51,7 @@ class Holding:
     """One piece of a logical tensor, and the ranks that hold it.
 
     Attributes:
-        name: the name of the logical tensor.
         shard: how it is cut; None: the piece is the whole.
-        index: the number of the piece in `shard`.
-        elements: its size.
-        holders: the holders in order.
     """
 
     name: str
@@ -114,12 +110,8 @@ def parts(
     """This rank's part of a checkpoint, and the files that all ranks will write.
 
     Args:
-        step: optimizer updates made so far.
         model: this rank's part; buffers that differ by rank (the statistics of a local batch norm)
             are to be made equal before.
-        updater: the updater of its pieces.
-        in_flight: what is computed and not yet used, of the same steps on all ranks.
-        residuals: what was computed and not yet sent; for as many sums on all ranks.
 
     Returns:
         Pieces that show live tensors; by rank, the name of its file, "" where it writes none.
@@ -198,7 +190,6 @@ def on_all_ranks(group: Group, action: Callable[[], object] | None) -> bool:
     One small all-reduce; the texts travel only where something failed.
 
     Args:
-        group: all ranks that take part.
         action: what writes something, and returns False where it is to be called once more; None
             for a rank that only waits.
 
@@ -237,9 +228,6 @@ class Saver:
     """One rank's; every rank calls the same methods in the same order.
 
     Args:
-        directory: the directory of the run, the same folder for all ranks.
-        everyone: all ranks.
-        keep: how many complete checkpoints to keep.
         renew: is called again and again while a disk is waited for.
 
     Attributes:
@@ -271,10 +259,7 @@ class Saver:
         """Copies this rank's part, which may change as soon as this returns.
 
         Args:
-            step: optimizer updates made so far.
-            part: this rank's pieces, and
             files: the files of all ranks, as `parts` gives them.
-            experiment: what is run.
             best: the step whose checkpoint is kept, however old it is; 0: none.
 
         Raises:

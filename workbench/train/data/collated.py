@@ -32,15 +32,8 @@ class Collated:
     A function of the user's own is tried by halves of some batches: a rank collates its own rows.
 
     Args:
-        collate: the user's own function, or torch's.
         inputs: the key of the inputs, where batches are mappings, or of each of several; None: they
             are pairs.
-        targets: the key of the targets.
-        read: what the model reads.
-        name: what the data is called in errors.
-
-    Attributes:
-        is_own: whether the function is the user's own.
     """
 
     def __init__(

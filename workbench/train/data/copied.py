@@ -28,7 +28,6 @@ def copied(value: T, held: Container[int] = (), *, shared_bytes: float = math.in
     """A copy with its own closures, globals and attributes; the value, where it cannot be pickled.
 
     Args:
-        value: a function or an object.
         held: the memory of tensors that are shared with the copy: a model's own.
         shared_bytes: tensors and arrays from this size on are shared, too.
     """
@@ -83,14 +82,7 @@ def held_by(module: nn.Module | None) -> dict[int, str]:
 
 
 class Reads(TorchDispatchMode):
-    """Finds operations that read a model's own tensors.
-
-    Args:
-        held: their names, by their memory.
-
-    Attributes:
-        names: the names of those that were read.
-    """
+    """Finds operations that read a model's own tensors."""
 
     def __init__(self, held: Mapping[int, str]) -> None:
         super().__init__()

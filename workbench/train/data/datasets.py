@@ -54,8 +54,6 @@ def fit(
         shape: the channels, height and width that the model reads. Grey is repeated to any number
             of channels; RGB is averaged to grey for a model that reads one.
         highest: the integer that means white.
-        mean: the mean of the data, on the scale 0 ... 1.
-        std: the standard deviation of the data, on the same scale.
 
     Raises:
         DataError: RGB for a model that reads neither one nor three channels.
@@ -90,7 +88,6 @@ class Drawn:
 
     Args:
         data: how many samples there are; the test split has a quarter as many, all new.
-        split: "train" or "test".
         part: the number of the input among the model's.
     """
 
@@ -114,12 +111,6 @@ class Centres(Drawn):
 
     Centres are coarse patterns (4x4, resized), which survive pooling. Nothing else is
     resident: noise is drawn, seeded by the sample's number, when the sample is asked for.
-
-    Args:
-        data: how many samples and classes.
-        shape: what the model reads, images or not.
-        split: "train" or "test"; the test split has a quarter as many samples, all new.
-        part: the number of the input among the model's.
     """
 
     def __init__(
@@ -151,14 +142,6 @@ class Sequences(Drawn):
     """One split: sample i is the token ids of class i % classes, a quarter of them replaced.
 
     Its label is that class; or of each token, the next one.
-
-    Args:
-        data: how many samples and classes.
-        shape: the shape of one sample.
-        split: "train" or "test"; the test split has a quarter as many samples, all new.
-        vocabulary: the number of tokens.
-        part: the number of the input among the model's.
-        per_token: whether labels are the next tokens.
     """
 
     def __init__(
@@ -200,9 +183,6 @@ class Bytes:
     next one. What is left of the text is shorter than one.
 
     Args:
-        data: the text.
-        shape: the shape of one sample, (tokens,).
-        classes: the classes that the model scores.
         split: "train", or "test": every tenth sequence.
         vocabulary: the number of tokens; None: the model reads none.
         per_token: whether it scores classes for each token.
@@ -269,10 +249,6 @@ class EightByEight:
     Every fifth image of each class, in the file's order, is the test split's (355); the
     others are the training split's (1,442).
 
-    Args:
-        shape: channels, height and width that the model reads.
-        split: "train" or "test".
-
     Raises:
         DataError: scikit-learn, which has the images, is not installed.
     """
@@ -310,8 +286,6 @@ class Pictures:
     Args:
         data: the place of the files, and whether they may be fetched. Of several ranks on one host
             the first fetches and the others wait.
-        shape: channels, height and width that the model reads.
-        split: "train" or "test".
 
     Raises:
         DataError: the files are missing or damaged, or cannot be fetched.
@@ -374,10 +348,8 @@ class Files:
     """One split: `root/<split>/<class>/**`, in the order of names, decoded when asked for.
 
     Args:
-        data: the place of the folder.
         shape: channels, height and width that the model reads; images are resized to it whole, and
             read as color unless the model has one channel.
-        split: "train" or "test".
 
     Raises:
         DataError: a folder is missing or empty, the splits have different classes, or (in
@@ -449,10 +421,7 @@ class Masks(Drawn):
     """One split: each line of a sample's last dimension is true up to a random length, at least 1.
 
     Args:
-        data: how many samples and classes.
         shape: the shape of one sample; of () a sample is either truth.
-        split: "train" or "test"; the test split has a quarter as many samples, all new.
-        part: the number of the input among the model's.
     """
 
     def __init__(
@@ -480,10 +449,6 @@ class Together:
     """One split of a model that reads several inputs: of each its own samples, with one label.
 
     Args:
-        data: how many samples and classes.
-        inputs: what the model reads.
-        num_classes: the model's number of classes.
-        split: "train" or "test".
         per_token: whether labels are the next tokens: of the input with as many tokens as classes.
 
     Raises:
@@ -564,11 +529,6 @@ def open_data(
     """The data set that a value names, fitted to a model.
 
     Args:
-        data: the value, as an `Experiment` holds it.
-        inputs: what the model reads.
-        num_classes: the model's number of classes.
-        split: "train" or "test".
-        seed: the experiment's, for what the user's own data draws at random.
         per_token: whether it scores classes for each token, so that labels are the next tokens.
 
     Raises:

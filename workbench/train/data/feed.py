@@ -75,10 +75,6 @@ class Feed:
     """Reads a rank's rows, ahead where the data has workers.
 
     Args:
-        experiment: what runs.
-        data: the training split.
-        rank: the rank that computes with the rows.
-        device: the device that the rows are put on.
         dtype: the type of inputs that are no integers.
         batches_of: the micro-batches of a batch of so many samples.
     """

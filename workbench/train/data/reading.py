@@ -48,11 +48,6 @@ class Indexed(Dataset[Any]):
 
     Its `set_epoch`, if it has that, is called where the epoch is another one. Some samples are read
     a second time, later, and must be the same.
-
-    Args:
-        data: the data set, with `[index]`.
-        seed: the experiment's.
-        name: what it is called in errors.
     """
 
     def __init__(self, data: Any, seed: int, name: str) -> None:
@@ -103,8 +98,6 @@ class Streamed(Dataset[Any]):
     Args:
         data: the data set, which gives a new iterator each time that it is asked.
         length: how many samples an epoch has.
-        seed: the experiment's.
-        name: what it is called in errors.
     """
 
     def __init__(self, data: Any, length: int, seed: int, name: str) -> None:

@@ -39,12 +39,6 @@ from workbench.train.data.reading import (
 class OwnSamples:
     """One split of a user's own data.
 
-    Args:
-        value: the data sets.
-        split: "train" or "test".
-        inputs: what the model reads.
-        seed: the experiment's.
-
     Raises:
         DataError: there is no such split, or it has no samples.
         OwnObjectError: it cannot be loaded here.
@@ -127,9 +121,6 @@ class OwnSamples:
 
     def ahead(self, requests: Callable[[], Iterator[list[Key]]]) -> Generator[Batch, None, None]:
         """The batches of these rows, one after another, read ahead by the workers.
-
-        Args:
-            requests: makes the samples of each batch, in their order.
 
         Raises:
             DataError: as `batch`; or a worker died.
@@ -270,11 +261,7 @@ def _opened(given: Own, split: Literal["train", "test"]) -> Any:
 
 
 class _Full:
-    """Of requests, those of any samples: what a worker can read.
-
-    Args:
-        requests: makes them.
-    """
+    """Of requests, those of any samples: what a worker can read."""
 
     def __init__(self, requests: Callable[[], Iterator[list[Key]]]) -> None:
         self._requests = requests

@@ -43,18 +43,7 @@ def measure_curvature(
     iterations: int = 20,
     tolerance: float = 0.02,
 ) -> Curvature:
-    """Measures on one rank; all ranks of the plan call it, and return the same.
-
-    Args:
-        config: the place of this rank.
-        experiment: the experiment, for its loss; its strategy does not matter, and bf16 and
-            fp16 are measured in fp32.
-        weights: the initial weights.
-        resume: a checkpoint, whose weights it is measured at.
-        batches: how many batches the loss is a mean over: the first ones that would be trained on.
-        iterations: the most iterations.
-        tolerance: the relative change of the value by an iteration at which it ends.
-    """
+    """Measures on one rank; all ranks of the plan call it, and return the same."""
     precision = "fp64" if experiment.precision == "fp64" else "fp32"
     plain = experiment.replace(sync=Synchronous(), shard_optimizer=False, precision=precision)
     with World.open(config) as world:

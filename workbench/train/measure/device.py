@@ -58,9 +58,6 @@ class DeviceMeasured:
     """What one rank's device attains while the others do the same.
 
     Attributes:
-        bandwidth: bytes read and written per second by a copy.
-        flops: floating-point operations per second of products of square matrices, by precision.
-        call_s: seconds of an operation that has next to nothing to do.
         recomputed_s: the seconds that it costs besides to compute a small layer again.
         update_s_per_byte: the seconds of an update for each byte of parameters, by the optimizer's
             kind.
@@ -82,8 +79,6 @@ def device(config: RankConfig, experiment: Experiment, *, within_s: float) -> De
     """Measures the devices of the ranks of an experiment's plan.
 
     Args:
-        config: the place of this rank.
-        experiment: the experiment, which says how many ranks there are.
         within_s: seconds for all figures; each is repeated a few times at least.
     """
     with World.open(config) as world:
@@ -121,9 +116,6 @@ def library_bytes(device: torch.device) -> int:
     """Bytes that cuBLAS keeps on a GPU once a linear layer has run there, forward and backward.
 
     It has a workspace for each thread that computes: backward passes have one of their own.
-
-    Args:
-        device: the device; one that is no GPU keeps nothing.
     """
     if device.type != "cuda":
         return 0
@@ -211,13 +203,7 @@ Shape = tuple[int, ...]
 def workspaces(
     config: RankConfig, experiment: Experiment, *, rows: Sequence[int]
 ) -> tuple[Workspace, ...]:
-    """Measures the layers of one rank of an experiment's plan.
-
-    Args:
-        config: the place of this rank.
-        experiment: the experiment whose plan and precision are taken.
-        rows: the numbers of rows that each rank is given.
-    """
+    """Measures the layers of one rank of an experiment's plan."""
     plan, precision = experiment.plan, experiment.precision
     with World.open(config) as world:
         return workspaces_of(plan, [world.rank], rows, precision, world.device)
@@ -233,11 +219,7 @@ def workspaces_of(
     are not measured.
 
     Args:
-        plan: the plan.
-        ranks: the ranks whose layers are measured.
         rows: the numbers of rows that each rank is given.
-        precision: the precision to compute in.
-        device: the device that computes.
     """
     points: dict[str, dict[int, Needed]] = {}
     modules = _Modules(plan, device, DTYPES[precision])
@@ -268,13 +250,7 @@ def _ladder(rows: Sequence[int]) -> list[int]:
 
 
 class _Modules:
-    """The layers of a plan, as its ranks have them.
-
-    Args:
-        plan: the plan.
-        device: the device that computes.
-        dtype: the type to compute in.
-    """
+    """The layers of a plan, as its ranks have them."""
 
     def __init__(self, plan: Plan, device: torch.device, dtype: torch.dtype) -> None:
         self.plan, self.device, self.dtype = plan, device, dtype

@@ -42,15 +42,9 @@ class LayersMeasured:
     """What one rank found at one number of rows.
 
     Attributes:
-        rows: the rows of each rank.
         layers: [distinct works, 3], in the order of `works_on`: seconds forward, seconds backward
             and the relative half width of the 95 % interval of their sum.
-        load_s: the seconds of loading the images of a step.
-        update_s: the seconds of the optimizer.
         besides_s: what a step takes besides; less than nothing where tracing took longer than that.
-        image_bytes: the bytes of images that were loaded.
-        parameter_bytes: the bytes of parameters that were updated.
-        steps: the steps that were measured.
         parts: [steps, PARTS]: seconds of runs of as many layers each, of the last few steps.
     """
 
@@ -84,16 +78,7 @@ def layers(
     rows: Sequence[int],
     within_s: float,
 ) -> list[LayersMeasured]:
-    """Measures an experiment's layers at several numbers of rows.
-
-    Args:
-        config: the place of this rank.
-        experiment: the experiment whose plan, precision, optimizer and data are taken; its batch is
-            not.
-        weights: the initial weights.
-        rows: the numbers of rows that each rank is given.
-        within_s: seconds for all of them together; each gets a few steps at least.
-    """
+    """Measures an experiment's layers at several numbers of rows."""
     with World.open(config) as world:
         groups = world.groups(group_specs_of(experiment.plan))
         state = RankState.start(experiment, world, groups, weights, None)

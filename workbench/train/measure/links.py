@@ -70,14 +70,7 @@ class OverlapCost:
 
 
 def overlap_cost(group: Group, whole: Group, device: torch.device, within_s: float) -> OverlapCost:
-    """Measures a sum of gradients beside products, and both alone.
-
-    Args:
-        group: the group that sums.
-        whole: all ranks, which do the same at the same time.
-        device: the device of this rank.
-        within_s: the seconds that this may take.
-    """
+    """Measures a sum of gradients beside products, and both alone."""
     a = torch.ones(_SIDE, _SIDE, device=device)
     flat = group.buffer(_BYTES // 4, a)
 
@@ -154,8 +147,6 @@ class Timed:
 
     Attributes:
         op: the collective, as `plan.machine.link.Curve` names it.
-        ranks: the size of this rank's group.
-        seconds: the seconds of one call.
         received: bytes that came to this rank; a root gets none.
         rounds: the exchanges that followed each other.
         added: bytes that this rank added up.
@@ -171,12 +162,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class LinksMeasured:
-    """What one rank found.
-
-    Attributes:
-        collectives: the times of each op, group and size.
-        overlap_costs: what a sum costs the computation beside it, in each group.
-    """
+    """What one rank found."""
 
     collectives: tuple[Timed, ...]
     overlap_costs: dict[tuple[int, ...], OverlapCost]
@@ -196,8 +182,6 @@ def links(config: RankConfig, experiment: Experiment, *, within_s: float) -> Lin
     """Measures collectives between the ranks of an experiment's plan.
 
     Args:
-        config: the place of this rank.
-        experiment: the experiment, which says how many ranks there are.
         within_s: seconds for all of it; each collective is repeated a few times at least.
     """
     with World.open(config) as world:
@@ -217,13 +201,7 @@ def links(config: RankConfig, experiment: Experiment, *, within_s: float) -> Lin
 
 
 class _Budget:
-    """What is left of the time, in equal shares; all ranks get the same answers.
-
-    Args:
-        whole: all ranks.
-        within_s: seconds in all.
-        slots: the shares.
-    """
+    """What is left of the time, in equal shares; all ranks get the same answers."""
 
     def __init__(self, whole: Group, within_s: float, slots: int) -> None:
         self.whole, self._slots = whole, slots
@@ -341,10 +319,6 @@ def trace_sums(
     slowest rank took the median time; one more has warmed up.
 
     Args:
-        config: the place of this rank.
-        experiment: its algorithm and codec are used, and its precision.
-        weights: the initial weights; they are not read.
-        numel: elements on each rank; normally distributed, seeded.
         times: how many sums, odd.
 
     Returns:
@@ -383,9 +357,7 @@ class RecordedSum:
     """One sum on one rank.
 
     Attributes:
-        digest: the digest of the sum's bits.
         error: the largest difference to what one process sums, relative to the sum of magnitudes.
-        messages: the non-empty messages that this rank received.
         bytes: the bytes of these messages from each rank [ranks].
     """
 
@@ -399,12 +371,6 @@ def recorded_sums(
     config: RankConfig, experiment: Experiment, *, weights: object, lengths: Sequence[int]
 ) -> list[RecordedSum]:
     """Sums normally distributed values of fp32 as the experiment's gradients are.
-
-    Args:
-        config: the place of this rank.
-        experiment: its algorithm and codec are used.
-        weights: the initial weights; they are not read.
-        lengths: the elements on each rank, one or more, all different.
 
     Returns:
         For each length, what this rank has and received.

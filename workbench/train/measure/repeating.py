@@ -32,8 +32,6 @@ class Until:
 
     Attributes:
         relative: half width of the confidence interval, relative to the mean, that is enough.
-        least: the fewest repetitions, before anybody is sure.
-        most: the most repetitions.
     """
 
     relative: float = 0.04
@@ -69,13 +67,7 @@ def _ordered(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
 
 
 class Repetition:
-    """Says whether to go on; all ranks get the same answer.
-
-    Args:
-        group: the ranks that repeat together.
-        until: the precision and the numbers of repetitions to stop at.
-        within_s: seconds after which to stop, whatever is known by then.
-    """
+    """Says whether to go on; all ranks get the same answer."""
 
     def __init__(self, group: Group, until: Until, within_s: float) -> None:
         self._group, self._until = group, until

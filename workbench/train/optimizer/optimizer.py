@@ -63,17 +63,11 @@ class Updater:
     """Moves this rank's parameters by their gradients.
 
     Args:
-        value: the experiment's optimizer.
-        model: this rank's part.
         held: what it moves, by name: the parameters of `model`, or parts of them.
 
     Attributes:
         values: the optimizer of each parameter of the model, with the options of its group.
-        clipping: what gradients are clipped to before they are used; None: they are not.
-        scaling: what losses are scaled by; None: they are not.
-        schedule: the options of each step; None: they stay as they are.
         lr: the learning rate that is asked for, to which all others keep their ratio.
-        rules: what the strategy makes itself of gradients and weights; None: nothing.
         remembered: what there is to be kept of each parameter: the optimizer's, averages, and the
             strategy's.
     """
@@ -233,13 +227,7 @@ class Updater:
 
 
 class ServingUpdater(Updater):
-    """Moves what this rank is the server of, and what nobody else holds.
-
-    Args:
-        value: the experiment's optimizer.
-        model: this rank's part.
-        server: a rank of the world.
-    """
+    """Moves what this rank is the server of, and what nobody else holds."""
 
     def __init__(self, value: AnyOptimizer, model: CutModel, server: int) -> None:
         self.server = server
@@ -314,7 +302,6 @@ class ShardedBucket:
     """Parameters whose new weights travel together.
 
     Attributes:
-        group: the ranks that hold them.
         parts: how many elements of each name each rank of the group moves: the first ones, the next
             ones and so on.
         owned: the buffer in which gradients are summed by who moves them; None: all ranks have the
@@ -336,13 +323,7 @@ class ShardedBucket:
 
 
 class ShardedUpdater(Updater):
-    """Moves this rank's parts, and takes the others from whoever moved them.
-
-    Args:
-        value: the experiment's optimizer.
-        model: this rank's part.
-        buckets: the buckets of the parameters with replicas.
-    """
+    """Moves this rank's parts, and takes the others from whoever moved them."""
 
     def __init__(
         self, value: AnyOptimizer, model: CutModel, buckets: Sequence[ShardedBucket]
@@ -359,15 +340,7 @@ class ShardedUpdater(Updater):
     def over_replicas(
         cls, program: RankProgram, model: CutModel, shares: Sequence[float]
     ) -> "ShardedUpdater":
-        """Cuts all that other ranks hold as well.
-
-        Args:
-            program: what this rank executes: its buckets, and whether gradients are summed by who
-                moves them.
-            model: this rank's part.
-            shares: each rank's share of the elements; of ranks that hold the same parameters not
-                all are zero.
-        """
+        """Cuts all that other ranks hold as well."""
         experiment, every = program.program.experiment, model.trainable()
         buckets = []
         for together in program.handed:

@@ -28,10 +28,6 @@ _RULES = ("gradient", "averaged")
 class Rules:
     """Those of a rank's strategy, with all states of its pieces.
 
-    Args:
-        sync: the experiment's strategy, whose object is here.
-        model: this rank's part.
-
     Raises:
         OwnObjectError: the strategy does not work element by element.
     """
@@ -62,8 +58,6 @@ class Rules:
         """Puts the strategy's gradients in the place of these.
 
         Args:
-            step: the step that moves the weights.
-            gradients: this rank's pieces, by parameter.
             then: the weights that they were computed at, where they are kept.
 
         Raises:

@@ -53,7 +53,6 @@ def build_optimizer(
     one parameter at a time.
 
     Args:
-        value: the optimizer of an `Experiment`.
         parameters: this rank's pieces without a group, and those of each of the value's groups;
             those of size zero are left out, and there may be none left, as on a rank that owns
             nothing.
@@ -70,13 +69,7 @@ def build_optimizer(
 def grouped(
     value: AnyOptimizer, parameters: Mapping[str, nn.Parameter], dims: Mapping[str, int]
 ) -> list[list[nn.Parameter]]:
-    """Parameters as `build_optimizer` takes them: without a group, and those of each group.
-
-    Args:
-        value: the optimizer of an `Experiment`.
-        parameters: pieces or parts, by name.
-        dims: the number of dimensions of each whole parameter.
-    """
+    """Parameters as `build_optimizer` takes them: without a group, and those of each group."""
     found: list[list[nn.Parameter]] = [[] for _ in value.parted]
     for name, parameter in parameters.items():
         found[value.group_of(name, dims[name])].append(parameter)
@@ -136,8 +129,6 @@ def load_state(
     """Puts back what `state_tensors` gave.
 
     Args:
-        optimizer: a new one.
-        values: what it was built from.
         parameters: the parameters that it updates, by name; others may be among them if of size
             zero.
         read: (state, name) -> this rank's piece of that state; it becomes the optimizer's own.
@@ -159,12 +150,7 @@ def load_state(
 
 
 def forget(optimizer: torch.optim.Optimizer, value: AnyOptimizer) -> None:
-    """Makes an optimizer one that has not updated anything yet.
-
-    Args:
-        optimizer: the optimizer, made by `build_optimizer`.
-        value: the description that it was made of.
-    """
+    """Makes an optimizer one that has not updated anything yet."""
     members = [group["params"] for group in optimizer.param_groups]
     optimizer.state.clear()
     optimizer.state.update(build_optimizer(value, *members).state)
@@ -179,11 +165,6 @@ def build_scheduler(
     steps: int,
 ) -> torch.optim.lr_scheduler.LRScheduler:
     """Torch's scheduler of this value.
-
-    Args:
-        schedule: the schedule of an `Experiment`.
-        optimizer: the optimizer whose options it moves.
-        steps: the steps of the experiment.
 
     Raises:
         ExperimentError: torch refuses an argument.
@@ -203,9 +184,6 @@ def build_scheduler(
 
 class Schedule:
     """The options of each group in each step.
-
-    Args:
-        experiment: the experiment, whose optimizer and schedule these are.
 
     Raises:
         ExperimentError: torch refuses an argument of the schedule.

@@ -44,7 +44,6 @@ class Cell:
     """What ranks run.
 
     Attributes:
-        source: Python; the value of a last expression is told.
         ranks: the ranks that run it; the others do nothing.
         anew: whether world, groups and model are made again before: the ranks parted in the cell
             before.
@@ -60,11 +59,8 @@ class Ending:
     """How a cell ended on one rank.
 
     Attributes:
-        state: what happened.
         value: the value of the last expression, as text; None where there is none.
         error: "KeyError: 'x'", or "".
-        traceback: the traceback from the cell on, or "".
-        seconds: the seconds that it took.
     """
 
     state: State
@@ -79,11 +75,7 @@ _CELL, _ENDING = TypeAdapter(Cell), TypeAdapter(Ending)
 
 @dataclass(frozen=True)
 class CellFiles:
-    """The files of all cells of one set of ranks.
-
-    Attributes:
-        folder: the folder of the cells; it is there while the ranks serve.
-    """
+    """The files of all cells of one set of ranks."""
 
     folder: Path
 
@@ -152,12 +144,6 @@ def serve(config: RankConfig, experiment: Experiment, *, weights: Path, folder: 
     `group` (all ranks), `groups` (by purpose and ranks); `experiment`, `plan`;
     `model`: this rank's part;
     `state`: `state.stepper.run(step)` leaves gradients, `state.stepper.update()` applies them.
-
-    Args:
-        config: the place of this rank.
-        experiment: the experiment under whose plan the model is cut.
-        weights: the initial weights; only slices are read.
-        folder: the folder of cells and endings.
     """
     room = _Room(config, experiment, weights, CellFiles(folder))
     number, cell = room.next(1)

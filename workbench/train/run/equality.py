@@ -49,12 +49,6 @@ class ReplicasDiffer(RuntimeError):
 def check_equal(model: CutModel, everyone: Group, done: int, sync: AnySync) -> None:
     """Compares all weights over the ranks that hold the same piece; every rank calls it.
 
-    Args:
-        model: this rank's part.
-        everyone: all ranks.
-        done: steps made so far, for the error.
-        sync: the strategy, for the error.
-
     Raises:
         ReplicasDiffer: some ranks hold other bits; raised on all.
     """

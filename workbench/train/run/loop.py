@@ -84,9 +84,6 @@ class Agreed:
     """What all ranks know of a step before anybody updates.
 
     Attributes:
-        loss: the mean loss over the batch.
-        stop: whether to stop after it.
-        request: the number of the last request.
         blocked_s: seconds that each rank was blocked in collectives.
     """
 
@@ -108,16 +105,7 @@ class _Taken:
 
 
 class Loop:
-    """Trains to the end, or until somebody asks to stop, or until the loss is no number.
-
-    Args:
-        state: this rank's part.
-        rates: the rates of the run so far.
-        meter: the meter of its tensors.
-        directory: the folder to which checkpoints go.
-        control: what the outside asks for.
-        emit: what receives one row a step.
-    """
+    """Trains to the end, or until somebody asks to stop, or until the loss is no number."""
 
     def __init__(
         self,
@@ -358,11 +346,8 @@ def agree(everyone: Group, loss: float, stop: bool, blocked_s: float, request: i
     """What all ranks must know before anybody updates; one small all-reduce.
 
     Args:
-        everyone: all ranks.
-        loss: this rank's part of the mean loss.
         stop: whether this rank was asked to stop; a request of any rank stops all of them after the
             same step.
-        blocked_s: seconds that this rank was blocked in collectives.
         request: the number of the last request; 0 on all ranks but one.
     """
     status = torch.zeros(3 + everyone.size, dtype=torch.float64)
@@ -396,13 +381,8 @@ def train(
     Every rank ends at the same step and, unless it diverged, leaves a checkpoint.
 
     Args:
-        config: the place of this rank; its world size is the plan's.
         experiment: what to run, unless the run in `directory` went on under another plan since.
-        weights: the initial weights (`model.weights.initial.initialize`); only slices are read.
-        directory: the directory of the run; checkpoints go there.
         resume: a checkpoint, under any plan of this model, to go on from.
-        control: what the outside asks for, read once a step.
-        emit: what receives one row of metrics a step.
 
     Raises:
         CommError: a rank did not arrive, or died.

@@ -31,7 +31,6 @@ class Reading:
 
     Attributes:
         peak_bytes: the highest sum of live tensor bytes at any moment of the window.
-        live_bytes: the sum at the window's end.
     """
 
     peak_bytes: int
@@ -43,10 +42,8 @@ class Held:
     """What stays alive on a rank from step to step.
 
     Attributes:
-        weights: the weights, with the model's buffers.
         gradients: the gradients, with the buckets that they travel in; those of earlier steps too,
             if any wait.
-        optimizer: its state.
     """
 
     weights: tuple[Tensor, ...]
@@ -85,7 +82,6 @@ class PeakMeter:
     Start, lap and stop it on the same thread; one meter a thread at a time.
 
     Args:
-        device: the device that holds the tensors.
         baseline_bytes: what is alive at `start`, as `tensor_bytes` counts it.
     """
 
@@ -207,18 +203,9 @@ def step_row(
     """The row of one step.
 
     Args:
-        step: index of the step.
-        rank: this rank.
-        loss: Mean loss.
-        samples: the samples of the global batch.
-        seconds: the seconds of the whole step.
         blocked_s: seconds that each rank of the world was blocked in collectives.
-        meter: the meter of this rank's tensors; one lap is taken.
-        received_bytes: the bytes received in collectives of the step.
-        held: what stays alive from step to step; nothing else of the step is.
         beside_bytes: the bytes of memory that stays too and is no tensor's (staging, sums on their
             way).
-        device: the device of this rank.
     """
     held_bytes = tensor_bytes(held)
     memory = meter.lap(live_bytes=held_bytes + beside_bytes)

@@ -50,10 +50,7 @@ def groups_for(
     others are closed.
 
     Args:
-        plan: the plan to go on under.
         before: the plan so far, under which nothing is communicated any more.
-        world: all ranks, which call this together.
-        known: this rank's groups so far.
         asked: all groups so far, this rank's or not.
     """
     wanted = group_specs_of(plan)
@@ -75,18 +72,7 @@ class RankState:
     """One rank's part of a training run.
 
     Attributes:
-        experiment: what runs.
-        world: this rank's place.
-        everyone: the group of all ranks.
-        model: this rank's part of the model.
-        updater: the updater of this rank's pieces.
-        strategy: the strategy that moves the weights.
-        stepper: what executes the steps.
-        test_data: the split to evaluate on; None: there is none.
-        loss: the loss of a step.
-        scoring: what evaluations report.
         traced: the model's structure, whole and without values: a re-cut rewrites a copy of it.
-        groups: this rank's.
         asked: all groups that there are, this rank's or not.
         first_step: steps made before this session.
         notes: the notes on metrics that gave no number when they were tried, and on steps that were
@@ -122,11 +108,6 @@ class RankState:
         """Builds this rank's part, from the initial weights or from a checkpoint.
 
         Args:
-            experiment: what runs.
-            world: this rank's place.
-            groups: this rank's, of the experiment's plan.
-            weights: the initial weights.
-            resume: a checkpoint to go on from.
             rates: the rates of the run that goes on; None: every step has the experiment's. What
                 was in flight and has no place in this experiment's pipeline moves the weights here.
 

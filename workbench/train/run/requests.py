@@ -71,11 +71,7 @@ _RATE = TypeAdapter(LearningRate)
 
 
 class RunRequests:
-    """The requests for one run.
-
-    Args:
-        directory: the directory of the run.
-    """
+    """The requests for one run."""
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / _FOLDER
@@ -223,7 +219,6 @@ class LearningRates:
     """What was requested, in that order.
 
     Attributes:
-        base: the learning rate where nothing was asked for.
         changes: the changes that were carried out; where two are for one step, the later one
             counts.
     """
@@ -237,7 +232,6 @@ class LearningRates:
 
         Args:
             base: the rate of its experiment, which may have another one by now.
-            requests: the requests for the run.
         """
         changes = tuple(
             Change(done.step, value, base if done.before is None else done.before)

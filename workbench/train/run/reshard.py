@@ -55,9 +55,6 @@ class Entry:
     """A tensor that lies as a weight does: the weight, or a state of it.
 
     Attributes:
-        key: its name.
-        weight: the weight's name in the state_dict.
-        dtype: the dtype of its elements.
         replica: the only one that has it, of the sets of ranks that hold the whole weight; None:
             all have.
     """
@@ -92,11 +89,9 @@ def move_pieces(
     """This rank's pieces under the new plan; every rank calls it.
 
     Args:
-        reshard: the change from one plan to another.
         entries: what there is, the same on all ranks.
         own: this rank's pieces under the old plan, by key; of an each of which it holds nothing,
             none is needed.
-        everyone: all ranks.
 
     Raises:
         CommError: a rank is gone. `own` is as it was.
@@ -195,8 +190,6 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
 
     Args:
         state: the state as it is; not to be used afterwards.
-        plan: the plan of the same model and world size.
-        done: steps made so far.
 
     Raises:
         PlanError: the plan is of another model or world size.

@@ -40,12 +40,7 @@ class Score(Protocol):
 
 
 class MeanCrossEntropy:
-    """The mean cross-entropy of the prediction, which is the first output.
-
-    Args:
-        graph: the model.
-        options: which labels count, and how much.
-    """
+    """The mean cross-entropy of the prediction, which is the first output."""
 
     def __init__(self, graph: Graph, options: CrossEntropy) -> None:
         self._graph, self._options = graph, options
@@ -60,12 +55,7 @@ class MeanCrossEntropy:
 
 
 class OwnLossScore:
-    """The user's own loss.
-
-    Args:
-        loss: the loss.
-        graph: the model.
-    """
+    """The user's own loss."""
 
     def __init__(self, loss: OwnLoss, graph: Graph) -> None:
         self._loss, self._graph = loss, graph
@@ -82,13 +72,7 @@ class OwnLossScore:
 
 
 class OwnMetric:
-    """A metric of the user's own.
-
-    Args:
-        name: its name.
-        value: the metric.
-        graph: the model.
-    """
+    """A metric of the user's own."""
 
     def __init__(self, name: str, value: Metric, graph: Graph) -> None:
         self._name, self._sums, self._graph = name, value.sums.loaded, graph
@@ -116,11 +100,6 @@ class OwnMetric:
 
 class StatesOfMetric:
     """A metric with `update`, `compute` and `reset`, whose states add up: torchmetrics'.
-
-    Args:
-        name: its name.
-        metric: the metric.
-        graph: the model.
 
     Raises:
         OwnObjectError: a state does not add up over rows.
@@ -157,10 +136,6 @@ class ScoringOfClasses:
     """Cross-entropy and accuracy, and perplexity of tokens, made of scores as they lie.
 
     Scores whose classes are cut stay so: their maxima and sums travel.
-
-    Args:
-        graph: the model as it evaluates.
-        options: which labels count, and how much.
     """
 
     numel = 4
@@ -192,12 +167,7 @@ def perplexity(loss: float) -> float:
 
 
 class Scoring:
-    """Figures of an evaluation that has a loss or metrics of its own, made of whole outputs.
-
-    Args:
-        scores: each by its name.
-        shapes: the shape of each one's sums.
-    """
+    """Figures of an evaluation that has a loss or metrics of its own, made of whole outputs."""
 
     def __init__(self, scores: Mapping[str, Score], shapes: Sequence[tuple[int, ...]]) -> None:
         self._scores, self._shapes = scores, shapes
@@ -214,8 +184,6 @@ class Scoring:
         """What an experiment reports that has a loss or metrics of its own.
 
         Args:
-            experiment: the experiment.
-            loss: its own loss, if it has one.
             tried: what own metrics are tried on; None: nothing is evaluated.
             notes: takes what people should know of metrics whose result there is no number.
 

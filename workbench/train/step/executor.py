@@ -81,17 +81,7 @@ class _Bound:
 
 
 class Stepper:
-    """Executes one step after another.
-
-    Args:
-        experiment: what runs.
-        model: this rank's part.
-        strategy: what a rank does to make updates of gradients.
-        data: the training split.
-        world: this rank's place.
-        dtype: the type of images.
-        loss: the loss of a step.
-    """
+    """Executes one step after another."""
 
     def __init__(
         self,
@@ -120,7 +110,6 @@ class Stepper:
         the mean loss over the global batch.
 
         Args:
-            step: the step's index.
             batches: what to run on, this rank's rows of each micro-batch; none: what the data set
                 has for this step.
         """
@@ -185,14 +174,7 @@ _Run = tuple[_Kind, Pass | None, list[tuple[int, Instruction]]]
 def bind(
     program: RankProgram, passes: Passes, strategy: Strategy, load: StepFunction
 ) -> tuple[tuple[StepFunction, ...], tuple[StepFunction, ...]]:
-    """What a rank does at the instructions of its program: up to the agreement, and behind it.
-
-    Args:
-        program: what the rank executes.
-        passes: what it computes.
-        strategy: what it does to make updates of gradients.
-        load: what brings the rows of a step.
-    """
+    """What a rank does at the instructions of its program: up to the agreement, and behind it."""
     instructions = program.program.instructions
     computing, expected = passes.listed(instructions), _Expected(program)
     last = {
@@ -246,11 +228,7 @@ def _in_turn(action: StepFunction | None, *instructions: Instruction) -> StepFun
 
 
 class _Expected:
-    """Where this rank's sums of gradients begin.
-
-    Args:
-        program: what the rank executes.
-    """
+    """Where this rank's sums of gradients begin."""
 
     def __init__(self, program: RankProgram) -> None:
         order = {bucket.names: place for place, bucket in enumerate(program.buckets)}

@@ -41,13 +41,7 @@ _EPS = 1e-6
 
 @dataclass(frozen=True)
 class Clipping:
-    """What gradients are clipped to.
-
-    Attributes:
-        norm: the greatest norm of all gradients together; None: any.
-        value: the greatest magnitude of an element; None: any.
-        everyone: all ranks.
-    """
+    """What gradients are clipped to."""
 
     norm: float | None
     value: float | None
@@ -58,7 +52,6 @@ class Clipping:
         """Clips gradients in place; every rank calls it, by norm.
 
         Args:
-            gradients: this rank's, by parameter: pieces, or parts of them, but sums.
             holders: how many ranks bring the same elements of each.
         """
         if self.value is not None:
@@ -87,11 +80,6 @@ def _square(gradient: Tensor) -> Tensor:
 
 class LossScaling:
     """The scale of one rank, the same on all of them.
-
-    Args:
-        value: what the scale is, or how it follows the gradients.
-        everyone: all ranks.
-        device: the device of gradients.
 
     Attributes:
         steps: the steps of this session that would have updated weights.

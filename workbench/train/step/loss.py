@@ -56,7 +56,6 @@ def step_loss(
     group, the gradients are those of the mean.
 
     Args:
-        model: the cut model; its context describes the batch in hand.
         outputs: what it returned; the first is the prediction, the others auxiliary heads.
         labels: a class for each place that the prediction scores [own rows, ...].
         total: the samples of the step over all ranks and micro-batches.
@@ -87,13 +86,7 @@ def _over_outputs(
 
 
 class CrossEntropyLoss:
-    """Cross-entropy with options, on whatever layout the model's outputs have.
-
-    Args:
-        options: which labels count, and how much.
-        graph: the model.
-        everyone: all ranks, which add up what labels count.
-    """
+    """Cross-entropy with options, on whatever layout the model's outputs have."""
 
     def __init__(self, options: CrossEntropy, graph: Graph, everyone: Group) -> None:
         self._options, self._everyone = options, everyone
@@ -123,8 +116,6 @@ class Scores:
         labels: [labels], or [rows, ...].
         classes: how the classes are cut over the group; None: they are whole.
         group: the ranks that hold scores of the same rows; None: only this one does.
-        layer: the layer under which traffic is recorded.
-        options: which labels count, and how much.
     """
 
     logits: Tensor
@@ -219,10 +210,7 @@ def check_labels(graph: Graph, name: str, labels: Any, options: CrossEntropy = P
     """Checks that cross-entropy takes targets as the labels of an output; reads no scores.
 
     Args:
-        graph: the model.
-        name: the output.
         labels: a class for each place that the output scores [rows, ...].
-        options: which labels are ignored, whatever they are.
 
     Raises:
         DataError: they are no whole numbers of torch's default type, some place has none, or one is
@@ -314,7 +302,6 @@ class Seen:
     """The range in which a loss was tried.
 
     Attributes:
-        outputs: the least and the largest output.
         losses: the least and the largest loss of a row, or of the fewest rows that were tried.
         by_row: whether the loss is a value for each row, and not one number for all.
     """
@@ -341,14 +328,11 @@ class OwnLoss:
     """A loss as a sum over rows, by a copy of the user's function.
 
     Args:
-        value: the loss.
         everyone: all ranks, which add up the weights of rows; None: it is only tried here.
-        device: the device that computes it.
         dtype: the type of outputs; a module's own tensors get it.
         held: the memory of the model's own tensors, of which there are no copies.
 
     Attributes:
-        name: what it is called in errors.
         is_mean: whether the sum over rows is divided by their number, or their weights.
         fresh: makes another one, which remembers nothing of this one's calls; it takes `held`.
         look: what looks at each call; None: nothing does.
@@ -408,11 +392,6 @@ class OwnLoss:
 
     def summed(self, outputs: Any, targets: Any, rows: int) -> Tensor:
         """The sum over these rows [], each times its weight.
-
-        Args:
-            outputs: what the model returned for these rows, as it returns it.
-            targets: their targets.
-            rows: how many there are.
 
         Raises:
             OwnObjectError: the function gives no number, and not one for each row.

@@ -29,14 +29,7 @@ Precision = Callable[[], AbstractContextManager[object]]
 
 
 class Passes:
-    """The parts of a model that passes run through.
-
-    Args:
-        model: this rank's part.
-        precision: makes the context in which forward passes run.
-        loss: the loss of a step.
-        scaling: what losses are scaled by before backward passes; None: they are not.
-    """
+    """The parts of a model that passes run through."""
 
     def __init__(
         self,
@@ -88,11 +81,7 @@ class Passes:
 
 
 class WholePass:
-    """All rows of a group at once: scheme (a).
-
-    Args:
-        passes: the parts of the model.
-    """
+    """All rows of a group at once: scheme (a)."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes, self._model = passes, passes.model
@@ -146,13 +135,7 @@ class WholePass:
 
 
 class RoundsPass:
-    """The head once, the tail in rounds: schemes (b) and (c).
-
-    Args:
-        passes: the parts of the model.
-        parted: the head and the tail.
-        rounds: for each micro-batch, its rounds.
-    """
+    """The head once, the tail in rounds: schemes (b) and (c)."""
 
     def __init__(
         self, passes: Passes, parted: PartedModel, rounds: Sequence[Sequence[TailRound]]

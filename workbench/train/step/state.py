@@ -42,7 +42,6 @@ class InFlight:
     """What one step left to be used later, on one rank.
 
     Attributes:
-        step: the step that computed it.
         gradients: this rank's pieces of the sums, by parameter.
         weights: its pieces of the weights then; none where nobody asks for them.
     """
@@ -138,16 +137,11 @@ class StepState:
     """One step under way on one rank.
 
     Attributes:
-        step: the step's index.
-        rows: the rows of the step on each rank.
-        samples: the rows of the step over all ranks.
-        batches: what it runs on.
         weight: the weights of all rows in the loss; None: it is their number.
         loss: this rank's part of the mean loss, of the micro-batches that are done.
         outputs: the outputs of the last of these, as the plan's flow lays them.
         reported: the part of the loss of the micro-batch under way.
         objective: what the next backward pass begins with.
-        returned: what the last forward pass returned.
         boundary: what the head returned, where there are rounds.
         gradient: the gradient of the boundary, as far as rounds have left it.
         parts: for each round, this rank's rows of the boundary.
@@ -249,11 +243,7 @@ class Strategy(Protocol):
 
 
 class ImmediateStrategy:
-    """Between steps nothing travels or waits to be used; without a codec nothing is left out.
-
-    Args:
-        program: what this rank executes in every step.
-    """
+    """Between steps nothing travels or waits to be used; without a codec nothing is left out."""
 
     def __init__(self, program: RankProgram) -> None:
         self._program = program

@@ -44,10 +44,7 @@ class Trial:
     """Targets from all over a data set, and outputs such as the model gives.
 
     Attributes:
-        graph: the model, whose outputs are meant.
-        rows: how many samples.
         outputs: numbers between 0 and 1, which are valid as scores and as probabilities.
-        targets: those of the samples.
         collated: the targets from one sample to before another, by the user's own collate function,
             which may pad them to the longest; None: they are rows of the targets.
     """
@@ -70,13 +67,6 @@ class Trial:
         """Reads some samples; fewer of a model whose outputs are large, but two if it can.
 
         Their targets come again where a batch has more.
-
-        Args:
-            graph: the model, whose outputs are meant.
-            data: the data set that the samples are from.
-            device: the device of outputs and targets.
-            dtype: the type of outputs.
-            batch_size: how many rows a step of one process has.
         """
         shapes = [(graph[name].rows, *graph[name].output_shape) for name in graph.outputs]
         most = ELEMENTS // max(1, sum(map(math.prod, shapes)))
@@ -174,11 +164,6 @@ class Trial:
 def check_classes(graph: Graph, data: Dataset, options: CrossEntropy = PLAIN) -> None:
     """Reads some samples, on the CPU: on a GPU a class that is not there ends the process.
 
-    Args:
-        graph: the model; all its outputs have these labels.
-        data: the data set that they are from.
-        options: which labels are ignored.
-
     Raises:
         DataError: the inputs are none that the model reads, or the targets none of cross-entropy's.
     """
@@ -200,10 +185,6 @@ def _spread(data: Dataset, rows: int) -> Tensor:
 
 def try_fp16(module: nn.Module, device: torch.device) -> None:
     """Tries layers that not every processor computes in fp16: of oneDNN, those are LSTMs.
-
-    Args:
-        module: the model, with or without values.
-        device: where it is to compute.
 
     Raises:
         ExperimentError: the device does not compute one; the text names the layer.
@@ -248,7 +229,6 @@ class LossTrial:
     """Tries one loss, by copies of the user's function.
 
     Args:
-        loss: the loss, whose `seen` is kept.
         held: the names of the model's own tensors, by their memory, in the process that has the
             model.
     """
@@ -264,7 +244,6 @@ class LossTrial:
         Args:
             tried: targets, and outputs between 0 and 1, which are valid as scores and as
                 probabilities.
-            batch_size: how many rows a step of one process has.
 
         Raises:
             OwnObjectError: the loss of a row, or its gradient, depends on other rows, on earlier
@@ -297,12 +276,6 @@ class LossTrial:
         """Tries the loss on some rows of what a model has returned, and on several times that.
 
         Most calls are not looked at (`is_looked_at`).
-
-        Args:
-            graph: the model.
-            outputs: what it has returned for these rows.
-            targets: their targets.
-            rows: how many there are.
 
         Raises:
             OwnObjectError: the loss of a row depends on other rows, or on weights.
@@ -524,8 +497,6 @@ class _Sum:
     """What a loss sums up over some rows.
 
     Attributes:
-        rows: how many rows.
-        value: the sum over them.
         gradients: the sum's for each output [rows, ...]; zeros for one that it does not depend on.
         depends: whether it depends on an output.
     """
@@ -546,10 +517,6 @@ class _Parted:
     """What a loss sums up over some rows, and over parts of them.
 
     Attributes:
-        outputs: what the model returned for these rows.
-        whole: over all of them.
-        parts: over the rows of each part.
-        weight: the weight of the rows.
         close: the relative difference that is rounding.
     """
 

@@ -45,7 +45,6 @@ class Mean:
         tensors: the tensors, of any shapes and floating dtypes, the same on all ranks; changed in
             place.
         part: this rank's weight; those of the group add up to 1.
-        group: the ranks that average.
     """
 
     tensors: Sequence[Tensor]
@@ -59,10 +58,6 @@ def average(means: Sequence[Mean], bucket_bytes: int) -> None:
 
     A rank receives 2 (k-1)/k of their bytes, k the group's size. Beside them it needs the room of
     the largest bucket of all groups, in which all of a dtype take turns.
-
-    Args:
-        means: the means, in the same order on all ranks.
-        bucket_bytes: a bucket is closed once it holds this much.
     """
     buckets = [
         (bucket, mean)
@@ -111,13 +106,7 @@ def _rooms(buckets: Sequence[Sequence[Tensor]]) -> dict[torch.dtype, Tensor]:
 
 
 class LocalStrategy(ImmediateStrategy):
-    """Each rank (or shard group) by itself, until the next averaging.
-
-    Args:
-        program: what this rank executes in every step.
-        model: this rank's part.
-        updater: the updater of its pieces.
-    """
+    """Each rank (or shard group) by itself, until the next averaging."""
 
     def __init__(self, program: RankProgram, model: CutModel, updater: Updater) -> None:
         super().__init__(program)

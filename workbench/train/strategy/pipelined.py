@@ -60,12 +60,8 @@ class PipelinedStrategy:
     Parameters without replicas wait as long as the others, so that all are equally late.
 
     Args:
-        program: what this rank executes in a step in the middle of a run.
-        model: this rank's part.
-        updater: the updater of its pieces.
         left: the gradients in flight from the session before, the oldest first; no more than
             steps are late.
-        notes: takes what people should know of steps that were unlike others.
     """
 
     def __init__(
@@ -227,14 +223,7 @@ def stays_in_flight(timing: Timing, first_step: int) -> int:
 def drain(
     oldest_first: Sequence[InFlight], model: CutModel, move: Callable[[], None], notes: list[str]
 ) -> None:
-    """Moves the weights by sums for which a strategy has no place in its pipeline.
-
-    Args:
-        oldest_first: this rank's pieces of the sums.
-        model: this rank's part.
-        move: what moves the weights by their gradients.
-        notes: the notes, which take what was done.
-    """
+    """Moves the weights by sums for which a strategy has no place in its pipeline."""
     for left in oldest_first:
         for name, parameter in model.trainable().items():
             parameter.grad = left.gradients.get(name)

@@ -98,8 +98,6 @@ class GradientSum:
     last takes what backward leaves.
 
     Args:
-        program: what this rank executes: its buckets, and how each is summed.
-        model: the cut model.
         owned: the buckets of which each rank sums its own segment only, by their names.
 
     Attributes:
@@ -156,12 +154,7 @@ class GradientSum:
         return zero_grad
 
     def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> StepFunction | None:
-        """What says of the next backward pass which sums may begin in it; None: there are none.
-
-        Args:
-            names: the parameters that get no more gradients after it, before they are summed.
-            buckets: the buckets that are full then, in their order.
-        """
+        """What says of the next backward pass which sums may begin in it; None: there are none."""
         if not names and not buckets:
             return None
         final, own = frozenset(names), [self._buckets[bucket.names] for bucket in buckets]

@@ -30,14 +30,7 @@ from workbench.train.strategy.synchronous import SynchronousStrategy
 
 
 class WarmupStrategy:
-    """Synchronous until a step, then as the strategy wants it.
-
-    Args:
-        warm: the first steps' updates.
-        until: the number of first steps.
-        then: makes the updates that come after them.
-        rules: what the strategy makes itself, whose states begin then.
-    """
+    """Synchronous until a step, then as the strategy wants it."""
 
     def __init__(
         self,
@@ -102,11 +95,7 @@ class WarmupStrategy:
 
 
 class OwnGradients(ImmediateStrategy):
-    """Every rank keeps its own gradients, and moves nothing: for measuring.
-
-    Args:
-        strategy: the strategy in whose memory gradients are left.
-    """
+    """Every rank keeps its own gradients, and moves nothing: for measuring."""
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(strategy.program(0))
@@ -129,8 +118,6 @@ def updater_of(program: RankProgram, model: CutModel, everyone: Group | None = N
     """Moves a rank's weights, as its experiment's strategy wants it.
 
     Args:
-        program: what this rank executes.
-        model: this rank's part.
         everyone: all ranks, who agree on how gradients are clipped and scaled; None: they are not.
     """
     updater, experiment = _plain(program, model), program.program.experiment
@@ -169,10 +156,6 @@ def strategy_of(
     """What an experiment's `sync` makes of gradients.
 
     Args:
-        program: what this rank executes.
-        model: this rank's part.
-        updater: the updater of its pieces.
-        first_step: the step that this session begins with.
         left: what was in flight before it, under whatever strategy, the oldest first, and on
             whatever device. What has no place in this one's pipeline moves the weights now.
         notes: takes what people should know of steps that were unlike others.

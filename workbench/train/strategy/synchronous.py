@@ -62,8 +62,6 @@ class SynchronousStrategy(ImmediateStrategy):
     of the ranks that share a piece goes on from the sum, and the others from nothing.
 
     Args:
-        program: what this rank executes in every step.
-        model: this rank's part.
         updater: the updater of its pieces. What has no gradient does not move, so that it serves
             weights that step apart.
         left: sums of steps before, to which gradients are added; one at most.

@@ -39,9 +39,7 @@ class Computed:
     """One thing that a rank computed.
 
     Attributes:
-        what: "load", "forward", "loss", "backward" or "update".
         label: the layer; of a conversion, the layer that it was made for.
-        during: the interval in which it was computed.
         conversion: its name; empty for a layer.
     """
 
@@ -56,10 +54,7 @@ class Called:
     """One collective, as far as it lies in the step.
 
     Attributes:
-        group: its name in the record.
         number: its place among the group's collectives; the same on all of its ranks.
-        op: the collective, as in the record; so are `layer` and `phase`.
-        bytes: the bytes that were received.
         during: the interval from its beginning until its result was there.
         beside: whether the rank computes on meanwhile, until it waits for it.
         blocked: when the rank's thread waited in it.
@@ -88,13 +83,7 @@ class LayerSeconds:
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank did between two moments.
-
-    Attributes:
-        seconds: the seconds from the first to the last moment.
-        stretches: the stretches, in their order; none overlaps another.
-        calls: the collectives, in the order in which they began.
-    """
+    """What one rank did between two moments."""
 
     seconds: float
     stretches: tuple[Computed, ...]
@@ -163,12 +152,9 @@ class Sample:
     """One step of one rank.
 
     Attributes:
-        step: index of the step.
-        rank: the rank.
         rows: the rows of every rank of the world, in each of the step's micro-batches.
         since_s: seconds from the status all-reduce of the step before to the step's beginning; 0
             for the first step of a session.
-        trace: the trace from the step's beginning to its end.
     """
 
     step: int

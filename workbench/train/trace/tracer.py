@@ -61,7 +61,6 @@ class Replay:
     and keeps values that nobody reads.
 
     Args:
-        part: a graph module.
         run: what is given the part, a node that calls something and what does so; gives what it
             gave.
     """
@@ -189,15 +188,8 @@ class Tracer:
         tracer.trace.layer_seconds()
 
     Args:
-        model: this rank's part.
         parts: the parts of the model, which passes execute one after another; behind the last is
             the loss.
-        recorder: the recorder of this rank's groups.
-        device: the device of this rank.
-        optimizer: the optimizer whose updates are measured too, if any.
-
-    Attributes:
-        trace: what was measured, after the end.
     """
 
     trace: RankTrace
@@ -318,9 +310,6 @@ class Tracer:
         """Sees to it that the backward pass of what gave `outputs` is noticed when it begins.
 
         Args:
-            label: the label of the layer.
-            conversion: its name, if it is one.
-            outputs: tensors, nested or not.
             made: the number of autograd's first node that is its own.
         """
 
@@ -393,10 +382,7 @@ class Traces:
     """Traces steps of one rank, and writes what they took.
 
     Args:
-        directory: the directory of the run.
-        rank: this one.
         every: steps from one that is traced to the next; 0: none is.
-        tracer: what makes a tracer for a step.
     """
 
     def __init__(
@@ -413,19 +399,11 @@ class Traces:
         return self._traced(step) if due else nullcontext()
 
     def agreed(self, rows: tuple[tuple[int, ...], ...]) -> None:
-        """The status of a step has just been summed over all ranks.
-
-        Args:
-            rows: the rows of every rank, in each of the step's micro-batches.
-        """
+        """The status of a step has just been summed over all ranks."""
         self._agreed_at, self._rows = time.perf_counter(), rows
 
     def restart(self, tracer: Callable[[], Tracer]) -> None:
-        """The run goes on under another plan, whose steps have nothing in common with earlier ones.
-
-        Args:
-            tracer: what makes a tracer for a step from now on.
-        """
+        """The run goes on under another plan: its earlier traces are removed."""
         self._tracer, self._agreed_at = tracer, None
         for step, ranks in ranks_by_step(self._directory).items():
             if self._rank in ranks:

@@ -41,10 +41,8 @@ class Observed:
     """What one rank saw.
 
     Attributes:
-        traffic: the recorder's rows of each step.
         digests: the digest of its weights after each step in which replicas are to be equal; else
             "".
-        weights: its weights in the end, whole.
         goes_on: whether a run that resumed from a checkpoint left the same bits as the run that
             wrote it; and, where gradients are exchanged, whether that run left the same weights as
             one without checkpoints.
@@ -66,16 +64,7 @@ def observed(
     cut: str,
     saved_after: int,
 ) -> Observed:
-    """Trains under a plan that has all weights on each rank; every rank calls it.
-
-    Args:
-        config: the place of this rank.
-        experiment: what to run.
-        weights: the initial weights.
-        directory: a folder for a checkpoint, the same for all ranks.
-        cut: another plan, as text.
-        saved_after: the step after which a checkpoint is written.
-    """
+    """Trains under a plan that has all weights on each rank; every rank calls it."""
     with World.open(config) as world:
         groups = world.groups(group_specs_of(experiment.plan))
 
@@ -173,12 +162,7 @@ def _are_pieces(state: RankState, whole: Weights) -> bool:
 
 
 def in_one_process(experiment: Experiment, module: nn.Module) -> Weights:
-    """The weights in the end, by the strategy's methods and plain torch alone; SGD, fp64.
-
-    Args:
-        experiment: what runs, with the strategy.
-        module: the model, with its initial weights.
-    """
+    """The weights in the end, by the strategy's methods and plain torch alone; SGD, fp64."""
     return _Replicas(experiment, module).trained()
 
 

@@ -47,10 +47,6 @@ def compare(
     """Trains this rank's part from the same weights on the same data, and compares.
 
     Args:
-        config: the place of this rank.
-        experiment: the experiment that `write_reference` had.
-        weights: the weights that it started from.
-        reference: the entries that `write_reference` wrote.
         repeat: whether to train twice, which is to leave the same bits.
 
     Returns:
@@ -80,14 +76,7 @@ def compare(
 
 
 def compare_into(config: RankConfig, experiment: Experiment, found: Path, **given: Any) -> None:
-    """The same, written into a file: of a large model, it is too much for a message.
-
-    Args:
-        config: the place of this rank.
-        experiment: the experiment.
-        found: the file, but for this rank's number (`Difference.file`).
-        **given: the further arguments of `compare`.
-    """
+    """The same, written into a file: of a large model, it is too much for a message."""
     differences, seen = compare(config, experiment, **given)
     content = {
         "differences": list(map(asdict, differences)),

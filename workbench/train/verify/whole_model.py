@@ -63,11 +63,7 @@ _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class NarrowWatch(TorchFunctionMode):
-    """Looks on while a model computes in fp64.
-
-    Attributes:
-        found: whether something with a gradient was of a narrower type.
-    """
+    """Looks on while a model computes in fp64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,12 +101,6 @@ class PartedBatchNorm(nn.Module):
         running var    <-  (1 - m) running var  + m sum over p of (n_p / n) v_p
 
     and a batch is one batch, however many parts it has.
-
-    Args:
-        norm: the norm of the whole model.
-        plan: the plan, which says which rows each rank holds.
-        group_size: Ranks of each group in which the layer lies.
-        rows: the rows of the layer's input for each sample.
     """
 
     def __init__(self, norm: nn.Module, plan: Plan, group_size: int, rows: int) -> None:
@@ -170,8 +160,6 @@ def vary(graph: Graph, weights: Path, path: Path) -> None:
     """Writes the weights again, with noise on each trainable tensor that is one constant.
 
     Args:
-        graph: the model.
-        weights: its initial weights.
         path: the file to write.
     """
     reader = WeightsFile(weights)
@@ -201,9 +189,7 @@ def place_draws(model: nn.Module, graph: Graph, context: BatchContext) -> None:
     come in the order in which they were traced.
 
     Args:
-        model: the module that the graph was traced from, with its values.
         graph: the traced model, in the mode in which `model` is run.
-        context: the context of the one process.
     """
     modules = dict(model.named_modules())
     calls: dict[str, list[Layer]] = {}
@@ -250,11 +236,6 @@ def whole_model(graph: Graph, weights: Path, dtype: torch.dtype) -> nn.Module:
     """The module that the graph was traced from, with every tensor under all its names.
 
     It is in training mode, but for the parts that are in eval mode while it trains.
-
-    Args:
-        graph: the traced model.
-        weights: the file of its values.
-        dtype: the dtype of floating-point weights.
     """
     model = build_fake(graph.source)
     reader = WeightsFile(weights)
@@ -286,10 +267,7 @@ def write_reference(experiment: Experiment, weights: Path, start: Path, path: Pa
     computes in fp32 by itself: there, the difference from the same, few rows at a time.
 
     Args:
-        experiment: what to run.
-        weights: the initial weights.
         start: the file to write the weights to that both models start from, which `vary` makes.
-        path: the file to write the entries to.
 
     Raises:
         VerifyError: the experiment computes something else by design.
