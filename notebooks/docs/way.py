@@ -63,7 +63,7 @@ EXTENSIONS = (
     ("", ("predict.traffic", "Costs"), "its messages and bytes: a function of its own"),
     ("a strategy", ("plan", "Strategy"), "the base class: when gradients are summed and used"),
     ("", ("plan", "Synchronous"), "the value that an experiment has, beside this one"),
-    ("", ("train", "Updates"), "the protocol: what a rank does with gradients"),
+    ("", ("train", "Strategy"), "the base class: what a rank does with gradients"),
     ("a rule for plans", ("plan", "Rule"), "the base class: a plan of any model"),
     ("a data set", ("train", "Dataset"), "the protocol: pixels and labels by index"),
     ("", ("train", "open_data"), "where a name becomes one"),

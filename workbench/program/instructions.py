@@ -31,6 +31,7 @@ if s + 1 is a multiple. A program is that of a step in which all is done.
 The terms of torch and MPI are used where they have one: `zero_grad`, reduce, wait.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -350,6 +351,29 @@ Instruction = (
     | Correct
     | Weigh
 )
+
+
+@dataclass(frozen=True)
+class Section:
+    """Instructions of a step that follow each other: of one pass and one kind, or of no pass.
+
+    A backward section has also the sums that begin in it, and what is recomputed.
+
+    Attributes:
+        kind: what they are; "step": what lies between passes.
+        on: the pass; None: of none.
+        first: the number of the first of them in the step.
+    """
+
+    kind: Literal["prefetch", "forward", "loss", "backward", "step"]
+    on: Pass | None
+    first: int
+    instructions: tuple[Instruction, ...]
+
+    @property
+    def numbered(self) -> Iterator[tuple[int, Instruction]]:
+        """The instructions with their numbers in the step."""
+        return enumerate(self.instructions, self.first)
 
 
 def turn_of(instruction: Instruction) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -22,6 +23,7 @@ from workbench.program.instructions import (
     Instruction,
     Prefetch,
     Reduce,
+    Section,
 )
 from workbench.program.operations import Operation, Operations, operations_of
 from workbench.program.rows import HostLayout, Representatives
@@ -114,10 +116,15 @@ class Program:
         return Collectives(self.experiment, self.operations, self.ranks.world_size)
 
     @cached_property
-    def instructions(self) -> tuple[Instruction, ...]:
-        """All of them, in order."""
+    def sections(self) -> tuple[Section, ...]:
+        """The instructions in order, by what is done together."""
         batches = self.batches or self.ranks.batches
         return unrolled(self.experiment, self.operations, self.buckets, self.handed, batches)
+
+    @cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """All of them, in order."""
+        return tuple(chain.from_iterable(section.instructions for section in self.sections))
 
     def of(self, rank: int) -> "RankProgram":
         """What one rank executes, to be looked at.

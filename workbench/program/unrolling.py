@@ -27,6 +27,7 @@ would queue on the wire.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -56,6 +57,7 @@ from workbench.program.instructions import (
     Recompute,
     Reduce,
     Rescale,
+    Section,
     Unscale,
     Update,
     Updater,
@@ -66,6 +68,7 @@ from workbench.program.instructions import (
 from workbench.program.operations import Operation, Operations, Value
 from workbench.program.rows import Rows
 
+_Kind = Literal["prefetch", "forward", "loss", "backward", "step"]
 _Key = tuple[int, int]
 """(group size, which of the buckets over groups of this size)."""
 
@@ -176,8 +179,8 @@ def unrolled(
     buckets: Buckets,
     handed: Buckets,
     batches: Sequence[tuple[int, ...]],
-) -> tuple[Instruction, ...]:
-    """The instructions of one step in the middle of a run."""
+) -> tuple[Section, ...]:
+    """One step in the middle of a run, section by section."""
     return _Unrolling(experiment, operations, buckets, handed).written(batches)
 
 
@@ -198,12 +201,14 @@ class _Unrolling:
         self.of_rounds = tuple(name for name in self.names if name in of_rounds)
         self.step_sums = Reductions(experiment, buckets.within(set(self.of_step)))
         self.round_sums = Reductions(experiment, buckets.within(of_rounds))
-        self.instructions: list[Instruction] = []
+        self._sections: list[tuple[_Kind, Pass | None, list[Instruction]]] = []
+        self._count = 0  # of instructions so far
         self._passes: dict[tuple[int, ...], Rows] = {}
         self._step_reduces: list[int] = []
         self._round_reduces: list[int] = []
 
-    def written(self, batches: Sequence[tuple[int, ...]]) -> tuple[Instruction, ...]:
+    def written(self, batches: Sequence[tuple[int, ...]]) -> tuple[Section, ...]:
+        self._begin("step")
         totals = [sum(column) for column in zip(*batches, strict=True)]
         each = tuple(self._rows(rows) for rows in batches)
         self._add(Load(Rows(totals), each))
@@ -219,11 +224,17 @@ class _Unrolling:
                 self._whole(Pass(index, None, self._rows(rows), (), results), last=last)
             else:
                 self._in_rounds(index, rows, self.tail, last=last)
+        self._begin("step")
         if self.late:
             self._end_late()
         else:
             self._end()
-        return tuple(self.instructions)
+        sections, first = list[Section](), 0
+        for kind, on, instructions in self._sections:
+            if instructions:
+                sections.append(Section(kind, on, first, tuple(instructions)))
+            first += len(instructions)
+        return tuple(sections)
 
     def _end(self) -> None:
         of_weights = self.timing.of_weights
@@ -244,7 +255,7 @@ class _Unrolling:
         reduces = list(self.step_sums.finish())
         made: list[Instruction] = [*self._adjust(), *self._clip()]
         ahead = made if self._clip() else []
-        first = len(self.instructions) + 2 + len(ahead)
+        first = self._count + 2 + len(ahead)
         waited = tuple(range(first, first + len(reduces)))
         self._add(Wait(waited, self.late), Agree(), *ahead, *reduces)
         if not ahead:
@@ -254,8 +265,12 @@ class _Unrolling:
     def _whole(self, on: Pass, *, last: bool) -> None:
         operations = list(self.operations)
         self._forward(operations, on)
-        self._add(Loss(self.operations.results, on))
+        self._loss(on)
         self._backward(operations, on, last=last, adds=on.micro_batch > 0)
+
+    def _loss(self, on: Pass) -> None:
+        self._begin("loss", on)
+        self._add(Loss(self.operations.results, on))
 
     def _in_rounds(self, index: int, rows: tuple[int, ...], tail: Tail, *, last: bool) -> None:
         """The head once, the tail in rounds; the next round's rows are gathered beside one."""
@@ -282,7 +297,7 @@ class _Unrolling:
             if number + 1 < len(every):
                 ahead = self._prefetch(gathers, every[number + 1])
             self._forward(behind, on, begun)
-            self._add(Loss(self.operations.results, on))
+            self._loss(on)
             adds = (index > 0 or number > 0) and not self.of_rounds
             self._backward(behind, on, last=last and number == len(every) - 1, adds=adds)
             if self.of_rounds:
@@ -292,6 +307,7 @@ class _Unrolling:
 
     def _end_of_round(self, on: Pass) -> None:
         """A step of the weights behind the gather; the mean over no rows moves nothing."""
+        self._begin("step")
         self._wait(self.round_sums, self._round_reduces)
         if on.rows.own.any():
             self._add(Rescale(self.of_rounds, on))
@@ -308,6 +324,7 @@ class _Unrolling:
         Args:
             begun: the index of the prefetch of each value that has one.
         """
+        self._begin("forward", on)
         for operation in operations:
             if operation.step is not None:
                 prefetch = None if begun is None else begun.get(operation.gives)
@@ -317,8 +334,9 @@ class _Unrolling:
 
     def _prefetch(self, gathers: Iterable[Operation], on: Pass) -> dict[Value, int]:
         begun = {}
+        self._begin("prefetch", on)
         for operation in gathers:
-            begun[operation.gives] = len(self.instructions)
+            begun[operation.gives] = self._count
             self._add(Prefetch(operation, on))
         return begun
 
@@ -336,6 +354,7 @@ class _Unrolling:
             if operation.needs_gradient:
                 readers.update(operation.reads)
         again: set[int] = set()
+        self._begin("backward", on)
         for operation in reversed(operations):
             if not operation.needs_gradient or operation.itemsize == 0:
                 continue
@@ -355,7 +374,7 @@ class _Unrolling:
                 self._settle(names, last=last)
 
     def _settle(self, names: Sequence[str], *, last: bool) -> None:
-        index = len(self.instructions) - 1
+        index = self._count - 1
         if last:
             self._reduce(self.step_sums.settle(names, index), self._step_reduces)
         if self.of_rounds:
@@ -363,7 +382,7 @@ class _Unrolling:
 
     def _reduce(self, reduces: Iterable[Reduce], begun: list[int]) -> None:
         for one in reduces:
-            begun.append(len(self.instructions))
+            begun.append(self._count)
             self._add(one)
 
     def _wait(self, sums: Reductions, begun: list[int]) -> None:
@@ -406,5 +425,10 @@ class _Unrolling:
             self._passes[rows] = Rows(rows)
         return self._passes[rows]
 
+    def _begin(self, kind: _Kind, on: Pass | None = None) -> None:
+        """What is added from here on is of this kind and pass."""
+        self._sections.append((kind, on, []))
+
     def _add(self, *instructions: Instruction) -> None:
-        self.instructions += instructions
+        self._sections[-1][2].extend(instructions)
+        self._count += len(instructions)

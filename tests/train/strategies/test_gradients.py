@@ -96,7 +96,7 @@ def surprised(world: World, plan: Plan):
     """What is said of a backward pass that no instruction lists, while sums are under way."""
     steps, batch = stepping(world, plan, Synchronous())
     steps.run(0, (batch,))
-    sums = GradientSum(steps.strategy.program(0), steps.model)
+    sums = GradientSum(steps.strategy.program, steps.model)
     sums.zeroing(list(steps.model.trainable()))(StepState(1, batch.rows, sum(batch.rows)))
     sums.start()
     try:

@@ -84,7 +84,6 @@ class RankState:
     everyone: Group
     model: CutModel
     updater: Updater
-    strategy: Strategy
     stepper: Stepper
     test_data: Dataset | None
     loss: StepLoss
@@ -158,7 +157,6 @@ class RankState:
             everyone=all_ranks,
             model=model,
             updater=updater,
-            strategy=strategy,
             stepper=Stepper(experiment, model, strategy, train_data, world, dtype, loss),
             test_data=test_data,
             loss=loss,
@@ -169,6 +167,11 @@ class RankState:
             first_step=first_step,
             notes=notes,
         )
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that moves the weights, as of the last step."""
+        return self.stepper.strategy
 
     def tracer(self) -> Tracer:
         """Measures what this rank does from its beginning to its end."""

@@ -233,7 +233,6 @@ def under(state: RankState, plan: Plan, done: int) -> RankState:
         everyone=state.everyone,
         model=model,
         updater=updater,
-        strategy=strategy,
         stepper=Stepper(experiment, model, strategy, data, world, dtype, state.loss),
         test_data=held_out,
         loss=state.loss,

@@ -8,12 +8,11 @@ Where the list says that the ranks agree, a step is over for as long as they do.
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,15 +24,10 @@ from workbench.program.buckets import Bucket
 from workbench.program.instructions import (
     Agree,
     Backward,
-    Convert,
-    Forward,
     Instruction,
     Load,
-    Loss,
-    Pass,
-    Prefetch,
-    Recompute,
     Reduce,
+    Section,
     Weigh,
     turn_of,
 )
@@ -155,7 +149,8 @@ class Stepper:
         return self._batches[count]
 
     def _bound(self, step: int, batches: Batches) -> _Bound:
-        listed = self.strategy.program(step)
+        self.strategy = self.strategy.at(step)
+        listed = self.strategy.program
         known = self._known.get(batches)
         if known is None or known.listed is not listed:
             program = listed
@@ -167,43 +162,38 @@ class Stepper:
         return known
 
 
-_Kind = Literal["forward", "backward", "prefetch", "loss", "reduce", "other"]
-_Run = tuple[_Kind, Pass | None, list[tuple[int, Instruction]]]
-
-
 def bind(
     program: RankProgram, passes: Passes, strategy: Strategy, load: StepFunction
 ) -> tuple[tuple[StepFunction, ...], tuple[StepFunction, ...]]:
     """What a rank does at the instructions of its program: up to the agreement, and behind it."""
-    instructions = program.program.instructions
-    computing, expected = passes.listed(instructions), _Expected(program)
-    last = {
-        on.micro_batch: index
-        for index, one in enumerate(instructions)
-        if (on := _pass_of(one)) is not None
-    }
+    sections = program.program.sections
+    computing, expected = passes.listed(program.program), _Expected(program)
+    last = {section.on.micro_batch: section for section in sections if section.on is not None}
     before, behind = list[StepFunction | None](), list[StepFunction | None]()
     actions, begun = before, -1
-    for kind, on, run in _runs(program):
-        (first, instruction), (end, _) = run[0], run[-1]
+    for section in sections:
+        on = section.on
         if on is None:
-            match instruction:
-                case Load():
-                    actions.append(load)
-                case Weigh():
-                    actions.append(passes.weigh)
-                case Agree():
-                    actions = behind
-                case Reduce():
-                    begin = strategy.reducing(expected.at([index for index, _ in run]))
-                    actions.append(_in_turn(begin, instruction))
-                case _:
-                    actions.append(_in_turn(strategy.bound(instruction), instruction))
+            for is_sum, together in groupby(section.numbered, lambda each: _is_sum(each[1])):
+                if is_sum:
+                    numbers, sums = zip(*together, strict=True)
+                    actions.append(_in_turn(strategy.reducing(expected.at(numbers)), *sums))
+                    continue
+                for _, instruction in together:
+                    match instruction:
+                        case Load():
+                            actions.append(load)
+                        case Weigh():
+                            actions.append(passes.weigh)
+                        case Agree():
+                            actions = behind
+                        case _:
+                            actions.append(_in_turn(strategy.bound(instruction), instruction))
             continue
         if on.micro_batch > begun:
             begun = on.micro_batch
             actions.append(computing.begin(begun))
-        match kind:
+        match section.kind:
             case "prefetch":
                 actions.append(computing.prefetch(on))
             case "forward":
@@ -211,12 +201,16 @@ def bind(
             case "loss":
                 actions.append(computing.loss(on))
             case "backward":
-                expect = strategy.expecting(*expected.within(first, end))
+                expect = strategy.expecting(*expected.within(section))
                 actions.append(_in_turn(expect, *expected.reduces))
                 actions.append(computing.backward(on))
-        if end == last[on.micro_batch]:
+        if section is last[on.micro_batch]:
             actions.append(computing.end(on.micro_batch))
     return tuple(filter(None, before)), tuple(filter(None, behind))
+
+
+def _is_sum(instruction: Instruction) -> bool:
+    return isinstance(instruction, Reduce)
 
 
 def _in_turn(action: StepFunction | None, *instructions: Instruction) -> StepFunction | None:
@@ -255,62 +249,11 @@ class _Expected:
         """Those that begin at their own places in the list."""
         return [self._at[index] for index in indices if index in self._at]
 
-    def within(self, first: int, last: int) -> tuple[set[str], list[Bucket]]:
-        """The last gradients that some instructions leave, and the sums that begin behind them."""
-        names = {name for index, name in self._final if first <= index <= last}
-        return names, [bucket for after, _, bucket in self._behind if first <= after <= last]
-
-
-def _runs(program: RankProgram) -> Iterator[_Run]:
-    """Instructions that are one action: of one pass and one kind, or sums that begin together.
-
-    Sums that begin in a backward pass part none.
-    """
-    listed = [
-        (index, one)
-        for index, one in enumerate(program.program.instructions)
-        if not isinstance(one, Reduce) or _begins_here(program, one)
-    ]
-
-    def key(entry: tuple[int, Instruction]) -> tuple[_Kind, int]:
-        kind, on = _kind(entry[1]), _pass_of(entry[1])
-        return kind, entry[0] if kind == "other" else id(on)
-
-    for (kind, _), run in groupby(listed, key):
-        entries = list(run)
-        yield kind, _pass_of(entries[0][1]), entries
-
-
-def _begins_here(program: RankProgram, reduce: Reduce) -> bool:
-    """Whether a sum begins at its own place in the list; of one of others, whether theirs does."""
-    part = program.part_of(reduce)
-    return max(reduce.after) < 0 if part is None else part[1] < 0
-
-
-def _kind(instruction: Instruction) -> _Kind:
-    match instruction:
-        case Forward() | Convert(direction="forward"):
-            return "forward"
-        case Backward() | Convert() | Recompute():
-            return "backward"
-        case Prefetch():
-            return "prefetch"
-        case Loss():
-            return "loss"
-        case Reduce():
-            return "reduce"
-        case _:
-            return "other"
-
-
-def _pass_of(instruction: Instruction) -> Pass | None:
-    match instruction:
-        case Forward(on=on) | Convert(on=on) | Backward(on=on) | Recompute(on=on):
-            return on
-        case Prefetch(on=on) | Loss(on=on):
-            return on
-        case _:
-            return None
+    def within(self, section: Section) -> tuple[set[str], list[Bucket]]:
+        """The last gradients that a section leaves, and the sums that begin in it."""
+        inside = range(section.first, section.first + len(section.instructions))
+        names = {name for index, name in self._final if index in inside}
+        return names, [bucket for after, _, bucket in self._behind if after in inside]
 
 
 def _precision(experiment: Experiment, device: torch.device) -> Precision:

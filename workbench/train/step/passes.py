@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_map
 from workbench.layers.cut_model import CutModel
 from workbench.layers.rounds import PartedModel, TailRound, joined, rounds_of
 from workbench.plan.placement.placement import shard_group
-from workbench.program.instructions import Instruction, Load, Loss, Pass
+from workbench.program.instructions import Load, Loss, Pass
+from workbench.program.step import Program
 from workbench.train.data.feed import first_rows
 from workbench.train.step.gradients import LossScaling
 from workbench.train.step.loss import CrossEntropyLoss, OwnLoss, StepLoss, step_loss
@@ -48,7 +49,7 @@ class Passes:
         assert isinstance(self.loss, OwnLoss | CrossEntropyLoss)
         run.weight = self.loss.total(run.batches, self.model.context.rank)
 
-    def lose(self, run: StepState, targets: Any) -> float:
+    def compute_loss(self, run: StepState, targets: Any) -> float:
         """Sets what the next backward pass begins with.
 
         Returns:
@@ -65,13 +66,14 @@ class Passes:
             return (self.model.compute,)
         return self.parted.compute_head, self.parted.compute_tail
 
-    def listed(self, instructions: Sequence[Instruction]) -> "WholePass | RoundsPass":
+    def listed(self, program: Program) -> "WholePass | RoundsPass":
         """The actions of a program's passes."""
-        (load,) = [one for one in instructions if isinstance(one, Load)]
-        batches = [tuple(rows.own.tolist()) for rows in load.micro_batches]
         if self.parted is None:
             return WholePass(self)
-        losses = [one.on for one in instructions if isinstance(one, Loss)]
+        load = program.instructions[0]
+        assert isinstance(load, Load)
+        batches = [tuple(rows.own.tolist()) for rows in load.micro_batches]
+        losses = [one.on for one in program.instructions if isinstance(one, Loss)]
         rank, firsts = self.model.context.rank, first_rows(batches)
         rounds = []
         for index, first_row in enumerate(firsts):
@@ -108,10 +110,10 @@ class WholePass:
 
     def loss(self, on: Pass) -> StepFunction:
         """The loss of what the model has returned."""
-        index, lose = on.micro_batch, self._passes.lose
+        index, compute_loss = on.micro_batch, self._passes.compute_loss
 
         def loss(run: StepState) -> None:
-            run.reported = lose(run, run.batches[index].targets)
+            run.reported = compute_loss(run, run.batches[index].targets)
 
         return loss
 
@@ -178,12 +180,12 @@ class RoundsPass:
 
     def loss(self, on: Pass) -> StepFunction:
         index, (_, brought) = on.micro_batch, self._round(on)
-        lose, rows = self._passes.lose, brought.rows[self._model.context.rank]
+        compute_loss, rows = self._passes.compute_loss, brought.rows[self._model.context.rank]
 
         def loss(run: StepState) -> None:
             every = run.batches[index].targets
             targets = tree_map(lambda each: each.narrow(0, brought.begin, rows), every)
-            run.reported += lose(run, targets)
+            run.reported += compute_loss(run, targets)
 
         return loss
 

@@ -180,24 +180,38 @@ class StepState:
 StepFunction = Callable[[StepState], None]
 
 
-class Strategy(Protocol):
-    """What a rank does at those instructions of its program that turn gradients into updates."""
+class OutOfOrder(RuntimeError):
+    """What a rank did is not what its program lists."""
 
-    def program(self, step: int) -> RankProgram:
-        """What a step executes, if all of its rows are there."""
-        ...
+
+class Strategy:
+    """What a rank does at those instructions of its program that turn gradients into updates.
+
+    The defaults: between steps nothing travels or waits to be used, replicas are always equal, and
+    no codec leaves anything out.
+
+    Args:
+        program: what the rank executes in a step, if all of its rows are there.
+    """
+
+    def __init__(self, program: RankProgram) -> None:
+        self.program = program
+
+    def at(self, step: int) -> "Strategy":
+        """The strategy from this step on; every rank asks before each step."""
+        return self
 
     def bound(self, instruction: Instruction) -> StepFunction:
-        """What is done at an instruction of this program.
+        """What is done at an instruction of the program.
 
         Raises:
             OutOfOrder: its steps have no such instruction.
         """
-        ...
+        raise OutOfOrder(f"{type(self).__name__} does nothing at {instruction.word!r}")
 
     def reducing(self, buckets: Sequence[Bucket]) -> StepFunction:
         """What begins to sum these buckets, at their own place in the list."""
-        ...
+        raise NotImplementedError
 
     def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> StepFunction | None:
         """What is to be done before a backward pass in which sums may begin.
@@ -206,72 +220,35 @@ class Strategy(Protocol):
             names: the parameters that get no more gradients after it, before they are summed.
             buckets: the buckets that may begin to be summed, in their order.
         """
-        ...
+        return None
 
     def settle(self) -> None:
         """Makes weights and optimizer state equal on all ranks that hold the same piece."""
-        ...
 
     @property
     def is_settled(self) -> bool:
         """Whether all ranks that hold the same piece of a weight are to have the same now."""
-        ...
+        return True
 
     def rest(self) -> None:
         """Waits until nothing travels any more, whatever comes of it; moves no weights."""
-        ...
 
     @property
     def in_flight(self) -> list[InFlight]:
         """What has been computed and will be used in later steps; sums once it has settled."""
-        ...
+        return []
 
     @property
     def residuals(self) -> Residuals:
         """What its codec has left out so far, of as many sums on all ranks; to be added to."""
-        ...
+        return []
 
     @property
     def buffers(self) -> list[Tensor]:
         """What it keeps from step to step, for the account of memory."""
-        ...
-
-    @property
-    def scaling(self) -> LossScaling | None:
-        """What backward passes begin with a multiple of the loss by; None: with the loss."""
-        ...
-
-
-class ImmediateStrategy:
-    """Between steps nothing travels or waits to be used; without a codec nothing is left out."""
-
-    def __init__(self, program: RankProgram) -> None:
-        self._program = program
-
-    def program(self, step: int) -> RankProgram:
-        return self._program
-
-    def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> StepFunction | None:
-        return None
-
-    def settle(self) -> None:
-        """Replicas are always equal."""
-
-    @property
-    def is_settled(self) -> bool:
-        return True
-
-    def rest(self) -> None:
-        """Nothing travels."""
-
-    @property
-    def in_flight(self) -> list[InFlight]:
-        return []
-
-    @property
-    def residuals(self) -> Residuals:
         return []
 
     @property
     def scaling(self) -> LossScaling | None:
+        """The loss scale, or None for no scaling."""
         return None

@@ -33,8 +33,7 @@ from workbench.program.instructions import (
 from workbench.program.step import RankProgram
 from workbench.train.optimizer.optimizer import Updater
 from workbench.train.optimizer.state import forget
-from workbench.train.step.state import ImmediateStrategy, StepFunction
-from workbench.train.strategy.reduction import OutOfOrder
+from workbench.train.step.state import OutOfOrder, StepFunction, Strategy
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def _rooms(buckets: Sequence[Sequence[Tensor]]) -> dict[torch.dtype, Tensor]:
     return {dtype: like[dtype].new_empty(numel) for dtype, numel in most.items()}
 
 
-class LocalStrategy(ImmediateStrategy):
+class LocalStrategy(Strategy):
     """Each rank (or shard group) by itself, until the next averaging."""
 
     def __init__(self, program: RankProgram, model: CutModel, updater: Updater) -> None:
@@ -133,7 +132,7 @@ class LocalStrategy(ImmediateStrategy):
                 return lambda run: self._adjust(names, run.step)
             case Correct():
                 return lambda run: self._correct(run.step)
-        raise OutOfOrder(f"local steps do nothing at {instruction.word!r}")
+        return super().bound(instruction)
 
     def reducing(self, buckets: Sequence[Bucket]) -> StepFunction:
         raise OutOfOrder("local steps sum no gradients")
@@ -175,10 +174,6 @@ class LocalStrategy(ImmediateStrategy):
     @property
     def is_settled(self) -> bool:
         return not any(self._since)
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        return []
 
     def _average(self, with_state: bool) -> None:
         tensors = [(name, p.detach()) for name, p in self._parameters.items()]

@@ -18,7 +18,7 @@ Source: Pipe-SGD (arXiv:1811.03619); steps skipped while the pipeline fills: SAP
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -40,9 +40,8 @@ from workbench.program.instructions import (
 )
 from workbench.program.step import RankProgram
 from workbench.train.optimizer.optimizer import Updater
-from workbench.train.step.gradients import LossScaling
-from workbench.train.step.state import InFlight, Residuals, StepFunction, StepState
-from workbench.train.strategy.reduction import GradientSum, OutOfOrder
+from workbench.train.step.state import InFlight, Residuals, StepFunction, StepState, Strategy
+from workbench.train.strategy.reduction import GradientSum, has_error_feedback
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class _Flight:
     weights: Mapping[str, Tensor]
 
 
-class PipelinedStrategy:
+class PipelinedStrategy(Strategy):
     """Moves the weights by sums that are `late` steps old.
 
     Parameters without replicas wait as long as the others, so that all are equally late.
@@ -72,10 +71,9 @@ class PipelinedStrategy:
         left: Sequence[InFlight],
         notes: list[str],
     ) -> None:
-        sync = program.program.experiment.sync
-        self.late, (_, self._codec) = sync.timing.late, sync.summing
+        super().__init__(program)
+        (self.late,) = (i.late for i in program.program.instructions if isinstance(i, Wait))
         self.model, self.updater, self._notes = model, updater, notes
-        self._program = program
         self._progress = ProgressThread()
         self._flying: deque[_Flight] = deque()  # the oldest first
         self._idle: list[GradientSum] = []
@@ -83,9 +81,6 @@ class PipelinedStrategy:
         self._then: dict[str, Tensor] = {}
         for each in left:
             self._flying.append(_Flight(each.step, self._holding(each), each.weights))
-
-    def program(self, step: int) -> RankProgram:
-        return self._program
 
     def bound(self, instruction: Instruction) -> StepFunction:
         match instruction:
@@ -103,17 +98,10 @@ class PipelinedStrategy:
                 return lambda run: self._move(run.step)
             case HandOut():
                 return lambda _: self.updater.hand_out()
-        raise OutOfOrder(f"pipelined steps do nothing at {instruction.word!r}")
+        return super().bound(instruction)
 
     def reducing(self, buckets: Sequence[Bucket]) -> StepFunction:
         return lambda run: self._start(run.step)
-
-    def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> StepFunction | None:
-        return None
-
-    @property
-    def scaling(self) -> LossScaling | None:
-        return None
 
     def _zero_grad(self, names: Sequence[str], run: StepState) -> None:
         self._filling = self._idle.pop() if self._idle else self._new()
@@ -138,10 +126,6 @@ class PipelinedStrategy:
         for flight in self._flying:
             flight.sums.wait()
 
-    @property
-    def is_settled(self) -> bool:
-        return True
-
     def rest(self) -> None:
         for flight in self._flying:
             with suppress(RuntimeError):
@@ -154,7 +138,7 @@ class PipelinedStrategy:
     @property
     def residuals(self) -> Residuals:
         """Of all sums that take turns, the next one's first."""
-        if self._codec is None or not self._codec.error_feedback:
+        if not has_error_feedback(self.program):
             return []
         while len(self._idle) + len(self._flying) < self.late + 1:
             self._idle.insert(0, self._new())
@@ -171,7 +155,7 @@ class PipelinedStrategy:
 
     def _new(self) -> GradientSum:
         """Memory for one more gradient; all ranks come here before the same step."""
-        return GradientSum(self._program, self.model)
+        return GradientSum(self.program, self.model)
 
     def _holding(self, left: InFlight) -> GradientSum:
         sums = self._new()

@@ -28,11 +28,7 @@ from workbench.program.buckets import Bucket
 from workbench.program.instructions import Reduce
 from workbench.program.step import RankProgram
 from workbench.train.optimizer.optimizer import is_root, root_of
-from workbench.train.step.state import StepFunction, StepState
-
-
-class OutOfOrder(RuntimeError):
-    """What a rank did is not what its program lists."""
+from workbench.train.step.state import OutOfOrder, StepFunction, StepState
 
 
 @dataclass
@@ -84,6 +80,12 @@ class GradientBucket:
         return f"the sum of {first!r}" + (f" and {len(others)} more" if others else "")
 
 
+def has_error_feedback(program: RankProgram) -> bool:
+    """Whether what encodings leave out of gradients is added to later ones."""
+    reduces = (each for each in program.program.instructions if isinstance(each, Reduce))
+    return any(each.codec is not None and each.codec.error_feedback for each in reduces)
+
+
 def _peak(x: Tensor) -> float:
     """The largest magnitude; of what is no number, infinity."""
     return x.abs().nan_to_num(nan=math.inf, posinf=math.inf).max().item() if x.numel() else 0.0
@@ -112,10 +114,11 @@ class GradientSum:
     ) -> None:
         self.parameters = model.trainable()
         self.takes_gradients = False
-        self._sync = program.program.experiment.sync
+        sync = program.program.experiment.sync
+        self._server = sync.server if isinstance(sync, ParameterServer) else 0
         self._spares = _spares(model)
         reduces = [one for one in program.program.instructions if isinstance(one, Reduce)]
-        self.keeps_residuals = any(r.codec is not None and r.codec.error_feedback for r in reduces)
+        self.keeps_residuals = has_error_feedback(program)
         parts = [(program.part_of(one), one) for one in reduces]
         by_names = {part[0].names: one for part, one in parts if part is not None}
         self._buckets: dict[tuple[str, ...], GradientBucket] = {}
@@ -212,13 +215,12 @@ class GradientSum:
                 bucket.flat.zero_()
 
     @torch.no_grad()
-    def hand_out(self) -> None:
+    def hand_out(self, server: int) -> None:
         """Copies every parameter from its server to the ranks that hold it as well.
 
         Weights travel in the memory of their gradients.
         """
-        assert isinstance(self._sync, ParameterServer)
-        server, under_way = self._sync.server, []
+        under_way = []
         for bucket in self._buckets.values():
             root = root_of(bucket.group, server)
             if is_root(bucket.group, server):
@@ -317,8 +319,7 @@ class GradientSum:
     def _summed(self, bucket: GradientBucket) -> Pending:
         match bucket.reduce:
             case Reduce(to="server"):
-                assert isinstance(self._sync, ParameterServer)
-                root = root_of(bucket.group, self._sync.server)
+                root = root_of(bucket.group, self._server)
                 return start_reduce(bucket.flat, root, bucket.group, layer="gradients")
             case Reduce(to="owners"):
                 assert bucket.owned is not None

@@ -1,9 +1,6 @@
-"""First steps that are synchronous, whatever a strategy does after them.
+"""What an experiment's strategy does on a rank: when gradients are exchanged, and weights move."""
 
-When ranks exchange gradients or parameters, and when their optimizers move.
-"""
-
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -18,9 +15,7 @@ from workbench.train.optimizer.rules import Rules
 from workbench.train.optimizer.state import Schedule
 from workbench.train.step.gradients import Clipping, LossScaling
 from workbench.train.step.state import (
-    ImmediateStrategy,
     InFlight,
-    Residuals,
     StepFunction,
     Strategy,
 )
@@ -29,76 +24,45 @@ from workbench.train.strategy.pipelined import PipelinedStrategy, drain, stays_i
 from workbench.train.strategy.synchronous import SynchronousStrategy
 
 
-class WarmupStrategy:
-    """Synchronous until a step, then as the strategy wants it."""
+class WarmupStrategy(SynchronousStrategy):
+    """Synchronous until a step, then as the strategy wants it.
+
+    Args:
+        then: makes the strategy that comes after them.
+    """
 
     def __init__(
         self,
-        warm: SynchronousStrategy,
+        program: RankProgram,
+        model: CutModel,
+        updater: Updater,
         until: int,
         then: Callable[[], Strategy],
-        rules: Rules | None,
     ) -> None:
-        self._warm, self._until, self._then, self._rules = warm, until, then, rules
-        self._now: Strategy = warm
+        super().__init__(program, model, updater)
+        self._until, self._then = until, then
 
-    def program(self, step: int) -> RankProgram:
-        if self._now is self._warm and step >= self._until:
-            self._cool()
-        return self._now.program(step)
+    def at(self, step: int) -> Strategy:
+        return self if step < self._until else self._cooled()
 
-    def bound(self, instruction: Instruction) -> StepFunction:
-        return self._now.bound(instruction)
-
-    def reducing(self, buckets: Sequence[Bucket]) -> StepFunction:
-        return self._now.reducing(buckets)
-
-    def expecting(self, names: Collection[str], buckets: Sequence[Bucket]) -> StepFunction | None:
-        return self._now.expecting(names, buckets)
-
-    def settle(self) -> None:
-        self._now.settle()
-
-    @property
-    def is_settled(self) -> bool:
-        return self._now.is_settled
-
-    def rest(self) -> None:
-        self._now.rest()
-
-    @property
-    def in_flight(self) -> list[InFlight]:
-        return self._now.in_flight
-
-    @property
-    def residuals(self) -> Residuals:
-        return self._now.residuals
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        return self._now.buffers
-
-    @property
-    def scaling(self) -> LossScaling | None:
-        return self._now.scaling
-
-    def _cool(self) -> None:
+    def _cooled(self) -> Strategy:
         """What the codec has left out is not forgotten; states begin with the weights of now."""
-        left_out = self._warm.residuals
-        self._warm.close()
-        self._now = self._then()
-        if self._rules is not None:
-            self._rules.begin()
-        for mine, before in zip(self._now.residuals, left_out, strict=False):
+        left_out = self.residuals
+        self.close()
+        strategy = self._then()
+        if self.updater.rules is not None:
+            self.updater.rules.begin()
+        for mine, before in zip(strategy.residuals, left_out, strict=False):
             for name, piece in before.items():
                 mine[name].copy_(piece)
+        return strategy
 
 
-class OwnGradients(ImmediateStrategy):
-    """Every rank keeps its own gradients, and moves nothing: for measuring."""
+class OwnGradients(Strategy):
+    """Every rank keeps its own gradients in a strategy's memory, and moves nothing: to measure."""
 
     def __init__(self, strategy: Strategy) -> None:
-        super().__init__(strategy.program(0))
+        super().__init__(strategy.program)
         self._strategy = strategy
 
     def bound(self, instruction: Instruction) -> StepFunction:
@@ -178,8 +142,7 @@ def strategy_of(
         return SynchronousStrategy(program, model, updater, left[spare:])
 
     if first_step < timing.warmup:
-        warm = SynchronousStrategy(program.warm, model, updater)
-        return WarmupStrategy(warm, timing.warmup, made, rules)
+        return WarmupStrategy(program.warm, model, updater, timing.warmup, made)
     if rules is not None and 0 < first_step == timing.warmup:
         rules.begin()
     return made()

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from workbench.layers.cut_model import CutModel
-from workbench.plan.experiment.experiment import ParameterServer
 from workbench.program.buckets import Bucket
 from workbench.program.instructions import (
     Adjust,
@@ -42,19 +41,19 @@ from workbench.program.instructions import (
     ZeroGrad,
 )
 from workbench.program.step import RankProgram
-from workbench.train.optimizer.optimizer import Updater
+from workbench.train.optimizer.optimizer import ServingUpdater, Updater
 from workbench.train.step.gradients import LossScaling
 from workbench.train.step.state import (
-    ImmediateStrategy,
     InFlight,
     Residuals,
     StepFunction,
     StepState,
+    Strategy,
 )
-from workbench.train.strategy.reduction import GradientSum, OutOfOrder
+from workbench.train.strategy.reduction import GradientSum
 
 
-class SynchronousStrategy(ImmediateStrategy):
+class SynchronousStrategy(Strategy):
     """One process's step at any world size, to rounding.
 
     Where gradients of several steps are added up, each rank adds up its own. They are summed over
@@ -77,7 +76,6 @@ class SynchronousStrategy(ImmediateStrategy):
         super().__init__(program)
         self.updater = updater
         self._sums = GradientSum(program, model, updater.owned)
-        self._served = isinstance(program.program.experiment.sync, ParameterServer)
         self._newest: int | None = None  # of the steps whose gradients are added up
         self._has_sums = False  # of that step; it means nothing where there is none
         for each in left:
@@ -103,7 +101,7 @@ class SynchronousStrategy(ImmediateStrategy):
                 return lambda run: self._step(run.step)
             case HandOut():
                 return lambda _: self._hand_out()
-        raise OutOfOrder(f"synchronous steps do nothing at {instruction.word!r}")
+        return super().bound(instruction)
 
     def reducing(self, buckets: Sequence[Bucket]) -> StepFunction:
         def start(_: StepState) -> None:
@@ -176,8 +174,8 @@ class SynchronousStrategy(ImmediateStrategy):
         self._newest = None
 
     def _hand_out(self) -> None:
-        if self._served:
-            self._sums.hand_out()
+        if isinstance(self.updater, ServingUpdater):
+            self._sums.hand_out(self.updater.server)
         else:
             self.updater.hand_out()
 
