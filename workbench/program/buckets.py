@@ -39,7 +39,6 @@ class Pieces:
 
     @classmethod
     def of(cls, experiment: Experiment) -> "Pieces":
-        """Those of an experiment's plan, in its precision."""
         plan = experiment.plan
         # Deep models repeat their blocks; placements that are cut are slow to hash.
         known: dict[Hashable, Counts] = {}
@@ -122,7 +121,6 @@ class Bucket:
 
     @property
     def bytes(self) -> int:
-        """Of all of them."""
         return sum(self.sizes)
 
 
@@ -195,13 +193,11 @@ class Column:
 
     @property
     def bytes(self) -> Counts:
-        """Of each rank's."""
         sizes = [0 if bucket is None else bucket.bytes for bucket in self.of_place]
         return np.array(sizes, dtype=np.int64)[self.place]
 
     @property
     def names(self) -> set[str]:
-        """Parameters that some rank's holds."""
         return {name for bucket in self.of_place if bucket is not None for name in bucket.names}
 
     @property

@@ -114,7 +114,6 @@ class CollectiveCall:
     every: int = 1
 
     def groups(self, world_size: int) -> Groups:
-        """The ranks that take part together."""
         match self.purpose:
             case "shard":
                 return shard_groups(self.group_size, world_size)
@@ -132,8 +131,6 @@ class Crossing(NamedTuple):
 
 
 def crossing_of(step: Conversion, rows: Rows, itemsize: int, label: str = "") -> Crossing:
-    """The collectives of a conversion."""
-
     def call(op: str, phase: Phase, numel: Counts, how: Exchange | None = None) -> CollectiveCall:
         return CollectiveCall(op, label, phase, "shard", step.group_size, numel, itemsize, how=how)
 
@@ -233,7 +230,6 @@ class Collectives:
     def of_operation(
         self, operation: Operation, rows: Rows, phase: Direction
     ) -> Iterable[CollectiveCall]:
-        """Those of a layer or a conversion in a pass."""
         layer = operation.layer
         if operation.step is not None:
             crossing = crossing_of(operation.step, rows, operation.itemsize, operation.label)

@@ -72,8 +72,6 @@ class Pass:
 
 @dataclass(frozen=True)
 class Load:
-    """The rows of all micro-batches."""
-
     word: ClassVar[str] = "load"
     rows: Rows
     micro_batches: tuple[Rows, ...]
@@ -117,8 +115,6 @@ class Prefetch:
 
 @dataclass(frozen=True)
 class Forward:
-    """A layer's forward pass."""
-
     word: ClassVar[str] = "forward"
     operation: Operation
     on: Pass
@@ -144,8 +140,6 @@ class Convert:
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of what the model returns, and the gradient of it."""
-
     word: ClassVar[str] = "loss"
     results: tuple[Value, ...]
     on: Pass
@@ -372,7 +366,6 @@ class Section:
 
     @property
     def numbered(self) -> Iterator[tuple[int, Instruction]]:
-        """The instructions with their numbers in the step."""
         return enumerate(self.instructions, self.first)
 
 

@@ -90,7 +90,6 @@ class Operations:
         return known.layout, known.shape, known.rows, known.itemsize
 
     def needs_gradient(self, value: Value) -> bool:
-        """Whether a gradient flows back to this value."""
         operation = self.by_value.get(value)
         return operation is not None and operation.needs_gradient
 
@@ -105,7 +104,6 @@ class Operations:
 
 
 def operations_of(experiment: Experiment, pieces: Pieces) -> Operations:
-    """The operations of an experiment's plan, in its precision."""
     return _Writing(experiment, pieces).written()
 
 

@@ -34,7 +34,6 @@ class Rows:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return len(self.own)
 
     def __eq__(self, other: object) -> bool:
@@ -140,7 +139,6 @@ class Representatives:
 
     @classmethod
     def all_of(cls, experiment: Experiment) -> "Representatives":
-        """Every rank stands for itself."""
         every = np.arange(experiment.plan.world_size)
         return cls(len(every), every, every, tuple(micro_batches(experiment)))
 
@@ -171,12 +169,10 @@ class Representatives:
 
 
 def block_of(plan: Plan) -> int:
-    """The least common multiple of a plan's group sizes."""
     return math.lcm(*group_sizes_of(plan))
 
 
 def group_sizes_of(plan: Plan) -> tuple[int, ...]:
-    """The group sizes that a plan's placements have, ascending."""
     flow = plan.flow
     sizes = {layout.group_size for layout in (*flow.inputs.values(), *flow.outputs.values())}
     steps = (*flow.edges.values(), *flow.returns.values())

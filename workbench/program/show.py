@@ -82,7 +82,6 @@ class ProgramDisplay:
 
     @property
     def title(self) -> str:
-        """In one line."""
         experiment, world = self.experiment, self.ranks.world_size
         plan, sync = experiment.plan, experiment.sync
         said = [sync.shown]
@@ -101,7 +100,6 @@ class ProgramDisplay:
         )
 
     def text(self) -> str:
-        """A line for each instruction."""
         lines = list(self.lines())
         widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
         rows = []
@@ -112,7 +110,6 @@ class ProgramDisplay:
         return "\n".join([self.title, *rows])
 
     def html(self) -> Markup:
-        """The same as a table."""
         lines = table(_HEAD, self.lines())
         return element(
             "div",
@@ -121,7 +118,6 @@ class ProgramDisplay:
         )
 
     def frame(self) -> "pandas.DataFrame":
-        """The same as a table of pandas."""
         rows = ({**line._asdict(), "number": int(line.number)} for line in self.lines())
         return frame_of(rows, Line._fields)
 

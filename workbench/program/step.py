@@ -85,7 +85,6 @@ class Program:
 
     @property
     def plan(self) -> Plan:
-        """The plan that is executed."""
         return cast(Plan, self.experiment.plan)
 
     @property
@@ -95,7 +94,6 @@ class Program:
 
     @cached_property
     def ranks(self) -> Representatives:
-        """The ranks that are written for."""
         return self.representatives or Representatives.all_of(self.experiment)
 
     @cached_property
@@ -112,7 +110,6 @@ class Program:
 
     @cached_property
     def collectives(self) -> Collectives:
-        """Gives the collectives of its instructions."""
         return Collectives(self.experiment, self.operations, self.ranks.world_size)
 
     @cached_property

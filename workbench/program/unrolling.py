@@ -85,7 +85,6 @@ class Reductions:
         self.begin()
 
     def begin(self) -> None:
-        """No gradient is there yet."""
         self._waiting = [[set(bucket.names) for bucket in own] for own in self._buckets.of_place]
         self._home = [{name: one for one in own for name in one} for own in self._waiting]
         self._next = [0] * len(self._waiting)
@@ -164,7 +163,6 @@ def _places_of_members(buckets: Buckets, group_size: int) -> Mapping[int, set[in
 
 
 def _keys(own: Sequence[Bucket]) -> list[_Key]:
-    """That of each bucket of one place."""
     seen: Counter[int] = Counter()
     keys = []
     for bucket in own:
@@ -407,7 +405,6 @@ class _Unrolling:
 
     @property
     def _turn(self) -> int:
-        """Steps from one update to the next."""
         return self.every if self.timing.adds_up else 1
 
     def _update(self, names: tuple[str, ...]) -> None:
@@ -420,7 +417,6 @@ class _Unrolling:
             self._add(HandOut(handed, by, self.experiment.fused, self._turn))
 
     def _rows(self, rows: tuple[int, ...]) -> Rows:
-        """Passes of equal rows share what is computed of them."""
         if rows not in self._passes:
             self._passes[rows] = Rows(rows)
         return self._passes[rows]

@@ -1,6 +1,4 @@
-"""The checkpoints in the directory of one run: their names, what each says of itself.
-
-Checkpoints: what a run needs to go on, under any plan and world size.
+"""Checkpoints: what a run needs to go on, under any plan and world size.
 
     <directory>/step-000050/
         checkpoint.toml            step, model, format
@@ -9,8 +7,8 @@ Checkpoints: what a run needs to go on, under any plan and world size.
         rank-00000.safetensors     each piece once, whichever of its holders wrote it
 
 Logical tensors are the entries of the whole model's `state_dict`, and the optimizer's state as
-`strategies/remembered.py` names it, what is in flight and what codecs have left out, as
-`in_flight.py` does, and `loss_scale`: the scale of fp16 and the updates in a row. Where the data
+`optimizer/state.py` names it, what is in flight and what codecs have left out, as `step/state.py`
+does, and `loss_scale`: the scale of fp16 and the updates in a row. Where the data
 stands needs no entry of its own: the rows of a step follow from the seed and the step. Trained
 weights can be had whole again (`state_dict`).
 
@@ -46,8 +44,6 @@ EXPERIMENT = "experiment.toml"
 
 
 class Meta(BaseModel):
-    """What `checkpoint.toml` says."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     format: Literal["workbench checkpoint 1"] = "workbench checkpoint 1"
@@ -67,12 +63,10 @@ def begin_folder(directory: Path, step: int) -> Path:
 
 
 def partial_path(directory: Path, step: int) -> Path:
-    """Where the checkpoint of this step is written."""
     return checkpoint_path(directory, step).with_suffix(".tmp")
 
 
 def describe(part: Path, step: int, experiment: Experiment) -> None:
-    """Writes what a checkpoint says of itself."""
     with replacing(part / EXPERIMENT) as file:
         experiment.save(file)
     graph = experiment.plan.graph
@@ -108,7 +102,6 @@ def publish(directory: Path, step: int) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """Returns once the names in a folder are on the disk."""
     folder = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -151,14 +144,11 @@ LOSS_SCALE = "loss_scale"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint, opened."""
-
     path: Path
     step: int
     reader: PieceSet
 
     def experiment(self) -> Experiment:
-        """What was run when it was saved."""
         return Experiment.load(self.path / EXPERIMENT)
 
 

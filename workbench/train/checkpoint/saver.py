@@ -150,7 +150,6 @@ def _all_holdings(model: CutModel, remembered: Mapping[str, Remembered]) -> list
 
 
 def residual_holdings(model: CutModel, uses: int) -> list[Holding]:
-    """Every piece, the same list on all ranks."""
     size, found = model.plan.world_size, []
     for name in model.trainable():
         k = model.placements[name].group_size

@@ -102,7 +102,6 @@ class Collated:
             )
 
     def state(self) -> State:
-        """What the function remembers."""
         return Walk().of(self._collate, "it")
 
     def _in_order(self, inputs: Any) -> Inputs:

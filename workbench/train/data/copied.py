@@ -1,9 +1,7 @@
-"""Copies of what a person brought, as ranks get them.
+"""Copies of what a person brought, as ranks get them; and what of a model's own tensors they read.
 
 A trial calls a copy, so that what it remembers of made-up values stays in no object of the user's.
 And one copy that has seen something shows beside a fresh one whether that makes a difference.
-
-Finds whether Python code reads a model's own tensors, of which a rank has old copies.
 """
 
 import io
@@ -70,7 +68,6 @@ class _Reader(pickle.Unpickler):
 
 
 def held_by(module: nn.Module | None) -> dict[int, str]:
-    """The names of the tensors that a model holds, by their memory."""
     found = {}
     for path, part in module.named_modules() if module is not None else ():
         for table in (part._parameters, part._buffers, vars(part)):
@@ -82,8 +79,6 @@ def held_by(module: nn.Module | None) -> dict[int, str]:
 
 
 class Reads(TorchDispatchMode):
-    """Finds operations that read a model's own tensors."""
-
     def __init__(self, held: Mapping[int, str]) -> None:
         super().__init__()
         self._held, self.names = held, list[str]()

@@ -1,11 +1,7 @@
-"""The data sets that come with the workbench, fitted to what a model reads.
+"""The data sets that come with the workbench, fitted to what a model reads, and who opens them.
 
-There are images and token ids drawn around one centre for each class, text, scikit-learn's digits,
-CIFAR-10 and folders of images.
-
-Synthetic samples of masks, and of models that read several inputs.
-
-Opens the data set that an experiment names.
+There are samples drawn around one centre for each class (images, token ids, masks, several inputs
+together), text, scikit-learn's digits, CIFAR-10 and folders of images.
 """
 
 import hashlib
@@ -127,7 +123,6 @@ class Centres(Drawn):
         self._centres = torch.randn(data.classes, *coarse, generator=generator)
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        """Images and labels of these rows, the same in every epoch."""
         images = torch.empty(len(indices), *self._shape)
         for image, generator in zip(images, self._generators(indices), strict=True):
             image.normal_(generator=generator)
@@ -163,7 +158,6 @@ class Sequences(Drawn):
         self._of_class = torch.randint(vocabulary, (data.classes, *shape), generator=generator)
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        """Token ids and labels of these rows, the same in every epoch."""
         tokens = torch.empty(len(indices), *self._shape, dtype=torch.int64)
         labels = indices % self._classes
         each = zip(tokens, self._generators(indices), labels.tolist(), strict=True)
@@ -225,7 +219,6 @@ class Bytes:
         return len(self._sequences)
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        """Token ids and the next ones of these rows, the same in every epoch."""
         first = self._sequences[indices] * self._length
         both = self._text[first[:, None] + torch.arange(self._length + 1)].long()
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
@@ -274,7 +267,6 @@ class EightByEight:
         return len(self._labels)
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        """Images and labels of these rows, the same in every epoch."""
         pixels = self._pixels[indices]
         images = fit(pixels, self._shape, highest=16, mean=0.305, std=0.376)
         return images, self._labels[indices]
@@ -318,7 +310,6 @@ class Pictures:
         return len(self._labels)
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        """Images and labels of these rows, the same in every epoch."""
         images = fit(self._pixels[indices], self._shape, highest=255, mean=0.473, std=0.251)
         return images, self._labels[indices]
 
@@ -378,7 +369,6 @@ class Files:
         return len(self._files)
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        """Images and labels of these rows, the same in every epoch."""
         chosen = [self._files[row] for row in indices.tolist()]
         channels, height, width = self._shape
         grey = channels == 1
@@ -435,7 +425,6 @@ class Masks(Drawn):
         self.num_classes, self._shape = data.classes, shape
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        """Masks and labels of these rows, the same in every epoch."""
         *lines, length = self._shape or (1,)
         least, places = int(bool(self._shape)), torch.arange(length)
         masks = torch.empty(len(indices), *lines, length, dtype=torch.bool)
@@ -486,7 +475,6 @@ class Together:
         return len(self._parts[0])
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Of each input, and labels, of these rows, the same in every epoch."""
         inputs, labels = zip(*(part.batch(indices) for part in self._parts), strict=True)
         return inputs, labels[self._labels]
 
@@ -567,7 +555,6 @@ def open_data(
 
 
 def open_for(graph: Graph, data: Data, split: Split, seed: int = 0) -> Dataset:
-    """The data set that a value names, fitted to a model; see `open_data`."""
     per_token = graph.scores_tokens
     return open_data(data, graph.inputs, graph.num_classes, split, seed, per_token=per_token)
 

@@ -18,7 +18,6 @@ from workbench.train.data.samples import OwnSamples
 
 
 def order(seed: int | None, epoch: int, length: int) -> Tensor:
-    """The permutation of all samples that an epoch goes through; with no seed, as they come."""
     if seed is None:
         return torch.arange(length)
     return torch.from_numpy(np.random.default_rng((seed, epoch)).permutation(length))
@@ -35,7 +34,6 @@ def rows_of_step(length: int, batch_size: int, seed: int | None, step: int) -> T
 
 
 def length_of_step(length: int, batch_size: int, step: int) -> int:
-    """How many samples the global batch of step `step` has."""
     position = step % -(-length // batch_size)
     return min(batch_size, length - position * batch_size)
 
@@ -94,7 +92,6 @@ class Feed:
         self._ahead: tuple[int, Generator[Batch, None, None]] | None = None  # of which step next
 
     def samples(self, step: int) -> int:
-        """How many samples a step has over all ranks."""
         return length_of_step(len(self.data), self._experiment.batch_size, step)
 
     def take(self, step: int) -> tuple[MicroBatch, ...]:
@@ -112,7 +109,6 @@ class Feed:
         )
 
     def close(self) -> None:
-        """Ends the workers that read ahead."""
         if self._ahead is not None:
             self._ahead[1].close()
             self._ahead = None

@@ -111,7 +111,6 @@ class Streamed(Dataset[Any]):
         return self._length
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        """Samples, one after another."""
         with _generators_kept():
             if self._generators is not None:
                 self._generators.restore()
@@ -208,7 +207,6 @@ def _unreadable(name: str, index: int, error: Exception) -> DataError:
 
 
 def _seed(*words: int) -> None:
-    """Seeds the three generators."""
     content = struct.pack("=3q", *words)
     seed = int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())
     torch.default_generator.manual_seed(seed)
@@ -217,8 +215,6 @@ def _seed(*words: int) -> None:
 
 
 class Generators(NamedTuple):
-    """The states of the three generators."""
-
     of_torch: Tensor
     of_numpy: Any
     of_python: Any
@@ -229,7 +225,6 @@ class Generators(NamedTuple):
         return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())
 
     def restore(self) -> None:
-        """Gives them these states."""
         torch.set_rng_state(self.of_torch)
         np.random.set_state(self.of_numpy)
         random.setstate(self.of_python)
@@ -247,7 +242,6 @@ class Generators(NamedTuple):
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """Gives the three generators back as they were."""
     before = Generators.now()
     try:
         yield

@@ -1,10 +1,8 @@
-"""A user's own data sets: samples that are read, and collated to batches that fit the model.
+"""A user's own data sets: samples that are read, collated to batches that fit the model, and tried.
 
-Tries a user's own data set and collate function, before engines are used.
-
-Each rank has a copy of both and reads its own rows, in an order that follows from the plan. So a
-sample must be the same whenever it is read, after whatever others, and a batch must be made of its
-samples one by one.
+Each rank has a copy of the data set and of the collate function and reads its own rows, in an order
+that follows from the plan. So a sample must be the same whenever it is read, after whatever others,
+and a batch must be made of its samples one by one.
 """
 
 import itertools
@@ -90,7 +88,6 @@ class OwnSamples:
 
     @property
     def collates(self) -> bool:
-        """Whether a function of the user's own makes batches."""
         return self.collate.is_own
 
     def read(self, indices: Tensor, epoch: int = EVALUATION) -> list[Any]:
@@ -223,7 +220,6 @@ class OwnSamples:
 
 
 def _as_real(one: Input, dtype: torch.dtype) -> str:
-    """How values of another type become real numbers, or a model reads them."""
     if dtype.is_complex:
         return "x.abs() gives some, torch.view_as_real(x) two for each"
     gives = "x.float() / 255" if dtype == torch.uint8 else "x.float()"

@@ -54,8 +54,6 @@ def measure_curvature(
 
 
 class _Hessian:
-    """Of the mean loss over some batches, at the weights that a rank starts from."""
-
     def __init__(self, state: RankState, batches: int) -> None:
         self.state, self.batches = state, batches
         self.parameters = state.model.trainable()
@@ -117,7 +115,6 @@ class _Hessian:
         return total
 
     def inner(self, left: Pieces, right: Pieces) -> float:
-        """The inner product of two vectors of the whole model."""
         mine = sum(
             (left[name].double() * right[name].double()).sum().item() / self.holders[name]
             for name in left
@@ -126,12 +123,10 @@ class _Hessian:
         return every.item()
 
     def norm(self, vector: Pieces) -> float:
-        """Its length."""
         return math.sqrt(self.inner(vector, vector))
 
 
 def _largest_eigenvalue(diagonal: list[float], beside: list[float]) -> float:
-    """That of the symmetric matrix with these numbers on its diagonal, and beside it."""
     matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
     lower = torch.tensor(beside, dtype=torch.float64)
     matrix += torch.diag(lower, -1) + torch.diag(lower, 1)

@@ -1,11 +1,8 @@
-"""A device's own figures: what it attains where no layer was measured.
+"""A device's own figures, where no layer was measured; and what kernels take beside their tensors.
 
-All ranks measure at once, since they share the memory of their host.
-
-What the kernels of layers take beside their tensors, as torch's allocator sees it.
-
-Each distinct convolution of a plan, and on a GPU each linear layer, runs by itself, forward and
-backward, with a meter on. No measurement is repeated, since the allocator sees the same each time.
+All ranks measure at once, since they share the memory of their host. For the workspaces, each
+distinct convolution of a plan, and on a GPU each linear layer, runs by itself, forward and
+backward, with a meter on. That is not repeated, since the allocator sees the same each time.
 """
 
 import time

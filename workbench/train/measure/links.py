@@ -13,9 +13,8 @@ Beside them, what a sum of gradients costs the computation that goes on meanwhil
     alone       | products |            | sum |
     together    | start | product | poll | product | poll | ... | wait |
 
-and where one all-reduce spends its time on each rank (`trace_sums`).
-
-Sums on the ranks of a cluster: what they are, and what was recorded of them.
+where one all-reduce spends its time on each rank (`trace_sums`), and what sums are on the ranks of
+a cluster (`recorded_sums`).
 """
 
 import hashlib
@@ -162,8 +161,6 @@ class Timed:
 
 @dataclass(frozen=True)
 class LinksMeasured:
-    """What one rank found."""
-
     collectives: tuple[Timed, ...]
     overlap_costs: dict[tuple[int, ...], OverlapCost]
 
@@ -208,7 +205,6 @@ class _Budget:
         self._end = time.perf_counter() + within_s
 
     def skip(self, slots: int) -> None:
-        """Leaves shares to those that follow."""
         self._slots -= slots
 
     def next(self, slots: int = 1) -> float:

@@ -55,7 +55,6 @@ def estimate(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[
 
 
 def typical(values: Sequence[float]) -> float:
-    """The trimmed mean alone, of one value or more."""
     ordered, cut = _ordered(np.asarray(values))
     return float(ordered[cut : len(ordered) - cut].mean())
 
@@ -67,8 +66,6 @@ def _ordered(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
 
 
 class Repetition:
-    """Says whether to go on; all ranks get the same answer."""
-
     def __init__(self, group: Group, until: Until, within_s: float) -> None:
         self._group, self._until = group, until
         self._end = time.perf_counter() + within_s
@@ -99,7 +96,6 @@ class Repetition:
 
 
 def slowest(seconds: float, whole: Group) -> float:
-    """The largest of all ranks' values."""
     mine = torch.tensor([seconds], dtype=torch.float64)
     each = Shard(0, (1,) * whole.size)
     return float(all_gather(mine, each, whole, layer="calibration").max())

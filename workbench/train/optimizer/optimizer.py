@@ -195,7 +195,6 @@ class Updater:
         return {}
 
     def tensors(self) -> Iterator[Tensor]:
-        """What is remembered on this rank, for the account of memory."""
         for held in self.optimizer.state.values():
             yield from (value for value in held.values() if isinstance(value, Tensor))
         yield from self._averages.values()
@@ -203,7 +202,6 @@ class Updater:
             yield from (tensor for _, _, tensor in self.rules.named())
 
     def _load_moved(self, read: Callable[[str, str], Tensor]) -> None:
-        """Puts back what is remembered of what this rank moves."""
         load_state(self.optimizer, self.values, self.held, read)
         for name, average in self._averages.items():
             average.copy_(read(EMA, name))
@@ -460,7 +458,6 @@ class ShardedUpdater(Updater):
 
 
 def _own(whole: Tensor, bucket: ShardedBucket, name: str) -> Tensor:
-    """A view of this rank's part."""
     return _part(whole, bucket, name, bucket.group.rank)
 
 

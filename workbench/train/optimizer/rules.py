@@ -41,7 +41,6 @@ class Rules:
 
     @classmethod
     def of(cls, sync: SyncValue, model: CutModel) -> "Rules | None":
-        """The rules of a strategy, if it has some."""
         return cls(sync, model) if sync.timing.adjusts or sync.timing.corrects else None
 
     def begin(self) -> None:
@@ -95,7 +94,6 @@ class Rules:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What its states are called in a checkpoint."""
         return tuple(map(stored_as, self.timing.remembers))
 
     def named(self) -> Iterator[tuple[str, str, Tensor]]:
@@ -117,12 +115,10 @@ _PREFIX = "strategy."
 
 
 def stored_as(kind: str) -> str:
-    """What a strategy's state is called beside the optimizer's."""
     return _PREFIX + kind
 
 
 def is_of_strategy(state: str) -> bool:
-    """Whether a state is one of a strategy."""
     return state.startswith(_PREFIX)
 
 

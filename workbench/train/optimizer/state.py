@@ -1,4 +1,4 @@
-"""torch's optimizer of a value, and what it remembers as named tensors and back.
+"""torch's optimizer and scheduler of values, and what an optimizer remembers as named tensors.
 
 The state of a parameter is cut as the parameter is, so a checkpoint holds it as logical tensors of
 their own, named `optimizer/<state>/<parameter>`; single numbers, such as how many updates there
@@ -8,9 +8,7 @@ A parameter that was never updated has its state in full as well, with the value
 with. When it is read back, torch begins with them itself: some depend on the learning rate of the
 first update.
 
-The options of an optimizer's groups in every step, as torch's own scheduler moves them.
-
-The scheduler runs on a stand-in: an optimizer with the same groups and options, of one number each.
+A scheduler runs on a stand-in: an optimizer with the same groups and options, of one number each.
 What it has changed there after t steps are the options of step t, whoever asks first for which.
 """
 
@@ -81,7 +79,6 @@ EMA = "ema"
 
 
 def entry(state: str, name: str) -> str:
-    """The logical tensor that holds this state of the parameter `name`."""
     return f"optimizer/{state}/{name}"
 
 
@@ -113,7 +110,6 @@ def held_or_first(
 
 
 def first(value: AnyOptimizer, parameter: Tensor, state: str) -> Tensor:
-    """What torch begins with."""
     begins = value.remembers[state]
     if state in value.remembers.numbers:
         return torch.tensor(begins, dtype=torch.float32)

@@ -75,8 +75,6 @@ _CELL, _ENDING = TypeAdapter(Cell), TypeAdapter(Ending)
 
 @dataclass(frozen=True)
 class CellFiles:
-    """The files of all cells of one set of ranks."""
-
     folder: Path
 
     def ask(self, number: int, cell: Cell) -> None:
@@ -84,7 +82,6 @@ class CellFiles:
         write_whole(self.folder / f"{number:04d}.cell", json.dumps(asdict(cell)), durable=False)
 
     def asked(self, number: int) -> Cell | None:
-        """What to run, once it is there."""
         text = _read(self.folder / f"{number:04d}.cell")
         return None if text is None else _CELL.validate_json(text)
 
@@ -93,11 +90,9 @@ class CellFiles:
         (self.folder / f"{number:04d}.interrupt").touch()
 
     def is_interrupted(self, number: int) -> bool:
-        """Whether this cell was."""
         return (self.folder / f"{number:04d}.interrupt").exists()
 
     def end(self, number: int, rank: int, ending: Ending) -> None:
-        """Says how a cell ended on a rank."""
         write_whole(
             self.folder / f"{number:04d}.rank-{rank}.json",
             json.dumps(asdict(ending)),
@@ -105,12 +100,10 @@ class CellFiles:
         )
 
     def ending(self, number: int, rank: int) -> Ending | None:
-        """How a cell ended on a rank, once it has."""
         text = _read(self.folder / f"{number:04d}.rank-{rank}.json")
         return None if text is None else _ENDING.validate_json(text)
 
     def printed_to(self, number: int, rank: int) -> Path:
-        """Where a rank prints."""
         return self.folder / f"{number:04d}.rank-{rank}.out"
 
     def printed(self, number: int, rank: int) -> str:
@@ -158,8 +151,6 @@ def serve(config: RankConfig, experiment: Experiment, *, weights: Path, folder: 
 
 
 class _Room:
-    """What one rank has while it runs cells."""
-
     def __init__(
         self, config: RankConfig, experiment: Experiment, weights: Path, files: CellFiles
     ) -> None:
@@ -199,7 +190,6 @@ class _Room:
         }
 
     def next(self, number: int) -> tuple[int, Cell]:
-        """Waits for a cell."""
         while (cell := self._files.asked(number)) is None:
             try:
                 time.sleep(LOOK_EVERY_S)

@@ -123,7 +123,6 @@ def _apart(held: Sequence[tuple[int, int]]) -> tuple[int, ...]:
 
 
 def _said_by_all(everyone: Group, device: torch.device) -> list[str]:
-    """What each rank computes with."""
     said = (
         f"{_counted(torch.get_num_threads(), 'thread')}, torch {torch.__version__}, "
         f"{torch.backends.cpu.get_cpu_capability()}, {device.type}"

@@ -231,7 +231,6 @@ class Loop:
             self.requests.carry_out(number, found)
 
     def _replan(self, number: int, plan: Plan, done: int) -> None:
-        """Goes on under another plan."""
         state, began = self.state, time.perf_counter()
         everyone, recorder = state.everyone, state.world.recorder
         shared, received = state.world.shared_bytes, resharded_bytes(recorder)

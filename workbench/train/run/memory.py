@@ -109,7 +109,6 @@ class PeakMeter:
         _enable_record_function(False)  # memory events alone
 
     def stop(self) -> Reading:
-        """Closes the window and says what it saw."""
         if self.device.type == "cuda":
             self.reading = Reading(
                 torch.cuda.max_memory_allocated(self.device),
@@ -182,7 +181,6 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process, as the operating system counts it."""
     return int(psutil.Process().memory_info().rss)
 
 

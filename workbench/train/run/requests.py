@@ -36,8 +36,6 @@ _FOLDER = "requests"
 
 @dataclass(frozen=True)
 class LearningRate:
-    """The request for another learning rate."""
-
     value: float
 
 
@@ -71,8 +69,6 @@ _RATE = TypeAdapter(LearningRate)
 
 
 class RunRequests:
-    """The requests for one run."""
-
     def __init__(self, directory: Path) -> None:
         self._folder = directory / _FOLDER
         self._changes, self._newest = FolderChanges(self._folder), 0
@@ -145,7 +141,6 @@ class RunRequests:
         return SaveNow() if "checkpoint" in content else Plan.load(self._path(number), graph)
 
     def carry_out(self, number: int, found: CarriedOut) -> None:
-        """Notes that a request was carried out."""
         known = {name: value for name, value in asdict(found).items() if value is not None}
         write_whole(self._folder / f"{number:04d}.done.toml", dump({"carried_out": known}))
 
@@ -240,7 +235,6 @@ class LearningRates:
         return cls(changes[0].before if changes else base, changes)
 
     def at(self, step: int) -> float:
-        """Of a step, by its index."""
         due = [change.value for change in self.changes if change.step <= step]
         return due[-1] if due else self.base
 

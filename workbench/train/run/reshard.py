@@ -75,7 +75,6 @@ class Pieces:
         self.names = tuple(tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The whole tensor's shape."""
         return self._placements[name].shape
 
     def read(self, name: str, shard: Shard | None = None, rank: int = 0) -> Tensor:

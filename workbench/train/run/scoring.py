@@ -34,9 +34,7 @@ class Score(Protocol):
         """The sums over these rows that it is made of: one tensor, the same shape for any rows."""
         ...
 
-    def figure(self, sums: Tensor, samples: int) -> float:
-        """The figure, of the sums over all samples."""
-        ...
+    def figure(self, sums: Tensor, samples: int) -> float: ...
 
 
 class MeanCrossEntropy:
@@ -55,8 +53,6 @@ class MeanCrossEntropy:
 
 
 class OwnLossScore:
-    """The user's own loss."""
-
     def __init__(self, loss: OwnLoss, graph: Graph) -> None:
         self._loss, self._graph = loss, graph
 
@@ -72,8 +68,6 @@ class OwnLossScore:
 
 
 class OwnMetric:
-    """A metric of the user's own."""
-
     def __init__(self, name: str, value: Metric, graph: Graph) -> None:
         self._name, self._sums, self._graph = name, value.sums.loaded, graph
         self._result = None if value.result is None else value.result.loaded
@@ -155,7 +149,6 @@ class ScoringOfClasses:
         return torch.cat([found, scores.counted()]).detach().cpu() * scores.is_counted
 
     def figures(self, sums: Tensor, samples: int) -> dict[str, float]:
-        """All figures, of the sums over all samples."""
         loss, accuracy = (sums[:2] / sums[2:]).tolist()
         found = {"loss": loss, "accuracy": accuracy}
         return found | ({"perplexity": perplexity(loss)} if self._of_tokens else {})
@@ -204,7 +197,6 @@ class Scoring:
 
     @property
     def numel(self) -> int:
-        """How many sums there are in all."""
         return sum(self._numels)
 
     def of_model(self, model: CutModel, outputs: Outputs, targets: Any, rows: int) -> Tensor:

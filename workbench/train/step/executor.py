@@ -75,8 +75,6 @@ class _Bound:
 
 
 class Stepper:
-    """Executes one step after another."""
-
     def __init__(
         self,
         experiment: Experiment,
@@ -222,8 +220,6 @@ def _in_turn(action: StepFunction | None, *instructions: Instruction) -> StepFun
 
 
 class _Expected:
-    """Where this rank's sums of gradients begin."""
-
     def __init__(self, program: RankProgram) -> None:
         order = {bucket.names: place for place, bucket in enumerate(program.buckets)}
         made = defaultdict[str, list[int]](list)
@@ -257,7 +253,6 @@ class _Expected:
 
 
 def _precision(experiment: Experiment, device: torch.device) -> Precision:
-    """Makes the context in which forward passes run."""
     halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if experiment.half:
         return partial(torch.autocast, device.type, halves[experiment.precision])

@@ -1,4 +1,4 @@
-"""Gradients clipped as in one process: by the norm of all of them, or element by element.
+"""Gradients clipped as in one process; and the loss scaled before the backward pass of fp16.
 
 With c the greatest norm and n the Euclidean norm over all gradients of the whole model,
 
@@ -7,22 +7,18 @@ With c the greatest norm and n the Euclidean norm over all gradients of the whol
 The square of n is a sum over ranks, one number in fp64, whatever the gradients are. Each element of
 the model counts once, however many ranks hold it: what h ranks hold alike counts 1/h on each.
 
-Source: `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, whose 1e-6 it is; Pascanu et al.
-2013 (arXiv:1211.5063) for the norm.
-
-The loss scaled before the backward pass of fp16, and gradients unscaled where they are used.
-
 With s the scale and g the gradients of s times the loss, summed over the ranks that hold a piece,
 
     g <- g (1 / s)                               where a rank moves weights by it
-    some g on some rank is no number             nobody moves any; s <- s backoff_factor
+    some g on some rank is not finite            nobody moves any; s <- s backoff_factor
     growth_interval updates in a row             s <- s growth_factor, unless that is infinite
 
 Ranks agree on the second by one number in fp64. They keep equal scales without sending them, since
 they see the same steps. Scale, reciprocal and count are computed by torch's own kernels, so that
 they have the bits of `torch.amp.GradScaler`.
 
-Source: Micikevicius et al. 2018 (arXiv:1710.03740); `torch.amp.GradScaler`.
+Source: `torch.nn.utils.clip_grad_norm_`, whose 1e-6 it is; Pascanu et al. 2013 (arXiv:1211.5063);
+`torch.amp.GradScaler`; Micikevicius et al. 2018 (arXiv:1710.03740).
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,8 +37,6 @@ _EPS = 1e-6
 
 @dataclass(frozen=True)
 class Clipping:
-    """What gradients are clipped to."""
-
     norm: float | None
     value: float | None
     everyone: Group
@@ -69,7 +63,6 @@ class Clipping:
 
 
 def _square(gradient: Tensor) -> Tensor:
-    """The sum of squares, in fp64."""
     parts = gradient.reshape(-1).split(_PART)
     return (
         torch.stack([torch.linalg.vector_norm(p, dtype=torch.float64) for p in parts])
@@ -95,7 +88,6 @@ class LossScaling:
 
     @property
     def scale(self) -> float:
-        """What the next loss is multiplied by."""
         return self._scale.item()
 
     @property

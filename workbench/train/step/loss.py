@@ -1,11 +1,9 @@
-"""The loss of a step, on whatever layout the model's outputs have.
+"""The loss of a step on whatever layout outputs have: cross-entropy, or the user's own.
+
+For a loss of the user's own, outputs are brought to the ranks that have their rows, whole. There
+it is a sum over rows, as in one process, whatever rows each rank and micro-batch has.
 
 Before anybody else reads the running statistics of local batch norms, they are made one.
-
-A user's own loss, on outputs that lie as a plan has them.
-
-Outputs are brought to the ranks that have their rows, whole. There the loss is a sum over rows, as
-it is in one process, whatever rows each rank and micro-batch has.
 """
 
 import math
@@ -168,7 +166,6 @@ class Scores:
         return cls(*_of_places(graph, logits, labels), None, None, name, options)
 
     def cross_entropy(self) -> Tensor:
-        """The sum over labels []."""
         if self.classes is None or self.group is None:
             return cross_entropy_sum(self.logits, self.labels, self.options)
         return cut_cross_entropy_sum(
@@ -311,7 +308,6 @@ class Seen:
     by_row: bool = False
 
     def joined(self, other: "Seen | None") -> "Seen":
-        """The range of both."""
         if other is None:
             return self
         outputs, losses = _joined(self.outputs, other.outputs), _joined(self.losses, other.losses)
@@ -435,7 +431,6 @@ class OwnLoss:
         return function.to(device, dtype)
 
     def _of_rows(self, targets: Any, rows: int) -> Tensor:
-        """The weight of each row."""
         assert self._weights is not None
         found = self._weights(targets)
         if not isinstance(found, Tensor) or found.shape != (rows,):

@@ -67,7 +67,6 @@ class Passes:
         return self.parted.compute_head, self.parted.compute_tail
 
     def listed(self, program: Program) -> "WholePass | RoundsPass":
-        """The actions of a program's passes."""
         if self.parted is None:
             return WholePass(self)
         load = program.instructions[0]
@@ -97,7 +96,6 @@ class WholePass:
         return None
 
     def forward(self, on: Pass) -> StepFunction | None:
-        """A forward pass."""
         index, model, precision = on.micro_batch, self._model, self._passes.precision
 
         def forward(run: StepState) -> None:
@@ -109,7 +107,6 @@ class WholePass:
         return forward
 
     def loss(self, on: Pass) -> StepFunction:
-        """The loss of what the model has returned."""
         index, compute_loss = on.micro_batch, self._passes.compute_loss
 
         def loss(run: StepState) -> None:
@@ -118,8 +115,6 @@ class WholePass:
         return loss
 
     def backward(self, on: Pass) -> StepFunction:
-        """A backward pass."""
-
         def backward(run: StepState) -> None:
             assert run.objective is not None
             run.objective.backward()
@@ -239,7 +234,6 @@ class RoundsPass:
     def _joined(
         self, given: Sequence[tuple[Tensor, ...]], every: Sequence[TailRound]
     ) -> tuple[Tensor, ...]:
-        """The outputs as one pass would have given them."""
         graph, flow = self._model.plan.graph, self._model.plan.flow
         found = []
         for index, name in enumerate(graph.outputs):

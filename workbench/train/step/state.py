@@ -96,9 +96,7 @@ class Stored(Protocol):
     """Tensors in pieces, of a checkpoint or of a run that goes on under another plan."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The logical tensors that there are."""
-        ...
+    def names(self) -> tuple[str, ...]: ...
 
     def read(self, name: str, shard: Shard | None = None, rank: int = 0) -> Tensor:
         """One rank's piece of a tensor that is cut like this; None: the whole."""
@@ -123,7 +121,6 @@ def restore_residuals(reader: Stored, model: CutModel, residuals: Residuals) -> 
 
 
 def residual_entry(use: int, replica: int, name: str) -> str:
-    """The name of the logical tensor of one sum, one set of ranks and one parameter."""
     return f"{RESIDUAL}{use}/{replica}/{name}"
 
 

@@ -1,7 +1,5 @@
 """What is tried before the first step: a user's own loss and metrics, and fp16.
 
-Tries a user's own loss: whether it is a sum over rows, and depends on its arguments alone.
-
 Each rank computes the loss of its own rows, by a copy of the user's function. So the function must
 treat each row by itself, remember nothing, draw nothing at random, and read no weight of the model,
 whose copy on a rank would never move. One batch says little of that: a loss may mix rows in a part
@@ -119,11 +117,9 @@ class Trial:
 
     @property
     def elements(self) -> int:
-        """How many numbers all outputs have."""
         return sum(output.numel() for output in self.outputs)
 
     def drawn(self, generator: torch.Generator) -> "Trial":
-        """Normal numbers for outputs."""
         outputs = (
             torch.randn(one.shape, generator=generator, dtype=one.dtype).to(one)
             for one in self.outputs
@@ -131,7 +127,6 @@ class Trial:
         return replace(self, outputs=tuple(outputs))
 
     def scaled(self, factor: float) -> "Trial":
-        """So many times the outputs."""
         return replace(self, outputs=tuple(factor * output for output in self.outputs))
 
     def beside(self, other: "Trial", at: int) -> "Trial":
@@ -572,7 +567,6 @@ class _Parted:
 
 
 def _leaves(found: Tensor) -> Iterator[Tensor]:
-    """The tensors that backward passes leave gradients in."""
     if found.grad_fn is None:
         if found.requires_grad:
             yield found

@@ -48,7 +48,6 @@ class GradientBucket:
     pending: Pending | None = None
 
     def poll(self) -> bool:
-        """Whether the sum is there."""
         with self.blamed():
             return self.pending is None or self.pending.poll()
 

@@ -146,7 +146,6 @@ class SynchronousStrategy(Strategy):
         return self.updater.scaling
 
     def close(self) -> None:
-        """Leaves the parameters to another strategy."""
         self._sums.close()
 
     def _add(self, zero_grad: StepFunction, run: StepState) -> None:

@@ -1,4 +1,4 @@
-"""What one rank did in one step and when, as it was measured: values only.
+"""What one rank did in one step and when, as it was measured: values, and the files that hold them.
 
     stretches     load | fwd a | fwd b | loss | bwd b | bwd a |        update      one thread
     calls              |----- all_gather -----|   |---- all_reduce ----|           beside it
@@ -7,11 +7,6 @@
 
 A stretch of the computation goes on from its beginning to its end, whatever collectives held up
 its thread in between: `own_seconds` leaves that out.
-
-The steps of a run that are traced: one of many, and of those the last few are kept.
-
-A rank writes what it saw into the run's directory, where the notebook reads it: nothing of it
-goes through the control path.
 
 Clocks of hosts differ, so that a rank knows no time but its own. It begins a step when its loop
 does, and says how long before that it came out of the step before: out of the all-reduce of the

@@ -118,9 +118,7 @@ def _attribute(root: torch.fx.GraphModule, path: str) -> Any:
 class Clock(Protocol):
     """Takes moments now, and says later when they were."""
 
-    def now(self) -> Any:
-        """This moment."""
-        ...
+    def now(self) -> Any: ...
 
     def seconds(self, earlier: Any, later: Any) -> float:
         """From one moment to another; waits until both are over."""
@@ -128,8 +126,6 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Of a rank that computes on the CPU."""
-
     def now(self) -> float:
         return time.perf_counter()
 
@@ -157,7 +153,6 @@ class StreamClock:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock of what runs on a device."""
     return StreamClock() if device.type == "cuda" else HostClock()
 
 
@@ -170,8 +165,6 @@ Work = tuple[What, str, str]
 
 @dataclass
 class _Seen:
-    """One collective."""
-
     began: Moment
     ended: Moment
     bytes: int = 0

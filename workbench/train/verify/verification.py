@@ -86,7 +86,6 @@ class Coverage:
 
     @classmethod
     def of(cls, graph: Graph, differences: Iterable["Difference"]) -> "Coverage":
-        """The coverage of what was compared."""
         found = {(difference.what, difference.name) for difference in differences}
         reached = {name for name in graph.outputs if ("output", name) in found}
         for layer in reversed(graph.layers):

@@ -37,16 +37,23 @@ PART = 2**22  # elements
 
 
 def compare(
-    config: RankConfig,
-    experiment: Experiment,
-    *,
-    weights: Path,
-    reference: Path,
-    repeat: bool = True,
+    config: RankConfig, experiment: Experiment, **given: Any
 ) -> tuple[list[Difference], Seen | None]:
-    """Trains this rank's part from the same weights on the same data, and compares.
+    """As `compare_in`, in a world of its own."""
+    with World.open(config) as world:
+        return compare_in(world, experiment, **given)
+
+
+def compare_in(
+    world: World, experiment: Experiment, *, weights: Path, reference: Path, repeat: bool = True
+) -> tuple[list[Difference], Seen | None]:
+    """Trains this rank's part as one process did, and compares.
 
     Args:
+        world: this rank's place.
+        experiment: the experiment that `write_reference` had.
+        weights: the weights that it started from.
+        reference: the entries that it wrote.
         repeat: whether to train twice, which is to leave the same bits.
 
     Returns:
@@ -55,7 +62,7 @@ def compare(
         range in which a loss of the user's own was tried meanwhile.
     """
     whole = WeightsFile(reference)
-    with World.open(config) as world, _full_precision():
+    with _full_precision():
         run = _Run(experiment, world, weights)
         state, found = run.start(), []
         for step in range(experiment.steps):
@@ -193,8 +200,6 @@ def _evaluation(state: RankState, whole: WeightsFile) -> list[Difference]:
 
 
 class _First:
-    """The first samples of a data set."""
-
     def __init__(self, data: Dataset, length: int) -> None:
         self.num_classes, self._data, self._length = data.num_classes, data, length
 

@@ -1,12 +1,4 @@
-"""Whether a model computes in fp32 by itself, where all is to be in fp64.
-
-Some norms of language models cast what they read to fp32, and their weights with it, whatever the
-model's precision: then the gradient of such a weight is a sum in fp32, and depends on the order of
-the rows. No split can be expected to be nearer than another order is.
-
-Batch norm of several parts of a batch, each by itself, in one process.
-
-What one process computes: the original module, whole, to hold a split one against.
+"""What one process computes: the original module, whole, to hold a split one against.
 
 Only two things are not torch's own. What is drawn at random depends on the places of its elements,
 since no two random streams can be compared. And where batch norm is local, its rows are normalized
@@ -63,7 +55,12 @@ _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class NarrowWatch(TorchFunctionMode):
-    """Looks on while a model computes in fp64."""
+    """Notes whether a model computes in fp32 by itself, where all is to be in fp64.
+
+    Some norms of language models cast what they read to fp32, and their weights with it: then the
+    gradient of such a weight depends on the order of the rows, and no split can be nearer than
+    another order is.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +123,6 @@ class PartedBatchNorm(nn.Module):
         return torch.cat([self._normalized(part, of_batch=True) for part in parts])
 
     def _sizes(self, length: int) -> list[int]:
-        """Rows of each group."""
         ranks = self.plan.rows_of(length // self.rows)
         bounds = range(0, len(ranks) + 1, self.group_size)
         return [self.rows * sum(ranks[first:end]) for first, end in pairwise(bounds)]
