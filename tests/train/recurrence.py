@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tests.train.runs import pieces_of
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.world import World
 from workbench.plan.experiment.experiment import Experiment, Pipelined, Synchronous
@@ -21,7 +22,7 @@ def started(world: World, experiment: Experiment, weights: Path, resume: Path | 
 
 
 def values(state: RankState) -> Weights:
-    return {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
+    return pieces_of(state)
 
 
 def serially(world: World, experiment: Experiment, weights: Path) -> list[Weights]:

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from workbench.model.tracing.trace import trace
+
 
 def net() -> nn.Module:
     torch.manual_seed(2)
@@ -19,3 +21,6 @@ def net() -> nn.Module:
         nn.ReLU(),
         nn.Linear(12, 10),
     )
+
+
+GRAPH = trace(net(), input_shape=(3, 8, 8))

@@ -7,14 +7,11 @@ import torch
 
 from tests.layers import drawing, nets
 from tests.train.exact import Case, check, split
-from tests.train.loop.test_session import session
-from tests.train.runs import same, trained
-from workbench.client.verifying import experiment_for, merge
+from tests.train.runs import same, session, trained, verified
+from workbench.client.verifying import experiment_for
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import AdamW, Experiment, Synthetic
 from workbench.plan.plans.plan import Plan
-from workbench.train.verify.verify import compare
-from workbench.train.verify.whole_model import write_reference
 
 FIELDS = dict(
     data=Synthetic(samples=24, classes=5),
@@ -99,17 +96,11 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(on_ranks, weights, tmp_path, net
     assert begun + resumed == pytest.approx(whole, rel=1e-9)
 
 
-def compared(config, experiment, start, reference):
-    return compare(config, experiment, weights=start, reference=reference)[0]
-
-
 @pytest.mark.parametrize("net", drawing.NETS)
-def test_verification_covers_what_draws(on_ranks, weights, tmp_path, net):
+def test_verification_covers_what_draws(on_ranks, tmp_path, net):
     plan = Plan.hybrid(GRAPHS[net], 2)
     experiment = experiment_for(
         plan, batch_size=5, steps=2, precision="fp64", optimizer=None, data=FIELDS["data"], seed=4
     )
-    start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
-    write_reference(experiment, weights[net], start, reference)
-    found = merge(experiment, on_ranks.seated(2, compared, experiment, start, reference))
+    found = verified(on_ranks, tmp_path, experiment, net().double(), repeat=True)
     assert found.exact, found

@@ -6,11 +6,13 @@ from torch import nn
 
 from tests.layers import nets
 from tests.train import frozen
-from tests.train.frozen import Detached, Keeps, Net, check, evaluating, experiment, plain
-from workbench.client.verifying import experiment_for, merge
+from tests.train.frozen import Detached, Keeps, Net, evaluating, experiment
+from tests.train.runs import go_on, is_exact, pieces_of, started, verified
+from workbench.client.verifying import experiment_for
 from workbench.layers.cut_model import group_specs
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
+from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import (
     SGD,
     LocalSGD,
@@ -23,7 +25,6 @@ from workbench.plan.plans.plan import Plan
 from workbench.store.messages import StopRequest
 from workbench.train.checkpoint.checkpoint import latest, state_dict
 from workbench.train.run.loop import train
-from workbench.train.verify.verify import compare
 from workbench.train.verify.whole_model import write_reference
 
 NETS = {
@@ -83,10 +84,11 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("net", "plan"), PAIRS)
-def test_any_plan_is_what_a_plain_loop_computes(on_ranks, made, net, plan):
-    module, graph, weights = made[net]
-    run = experiment(PLANS[plan](graph))
-    check(on_ranks(run.plan.world_size, frozen.on_a_rank, run, weights), plain(module, run), run)
+def test_any_plan_is_what_one_process_computes(on_ranks, made, tmp_path, net, plan):
+    module, graph, _ = made[net]
+    found = verified(on_ranks, tmp_path, experiment(PLANS[plan](graph)), module)
+    assert found.exact, found
+    assert {d.name for d in found.differences if d.what == "gradient"} == set(graph.trainable)
 
 
 STRATEGIES = {
@@ -101,11 +103,11 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("fields", STRATEGIES.values(), ids=STRATEGIES.keys())
 @pytest.mark.parametrize("net", ["last layer", "detached"])
-def test_any_strategy_is_what_a_plain_loop_computes(on_ranks, made, net, fields):
-    module, graph, weights = made[net]
+def test_any_strategy_is_what_one_process_computes(on_ranks, made, tmp_path, net, fields):
+    module, graph, _ = made[net]
     run = experiment(Plan.data_parallel(graph, 3, (1, 0, 2)), **fields)
-    ranks = on_ranks(3, frozen.on_a_rank, run, weights)
-    check(ranks, plain(module, run), run, gradients=False)
+    alike = run.replace(sync=Synchronous()) if isinstance(run.sync, LocalSGD) else run
+    assert is_exact(found := verified(on_ranks, tmp_path, run, module, like=alike), run), found
 
 
 INEXACT = {
@@ -121,13 +123,20 @@ def test_what_is_inexact_leaves_frozen_parameters_alone(on_ranks, made, fields):
     whole = Plan.data_parallel(graph, 4)
     plan = whole.with_layer("head.0", scheme="shard_out", group_size=2).with_rounds("B")
     run = experiment(plan, **fields)
-    for rank, found in enumerate(on_ranks(4, frozen.on_a_rank, run, weights)):
-        for name, gradient in found.gradients.items():
-            trained = name.startswith("features")
-            assert (gradient is not None) == trained
-            initial = nets.piece_of(plan, name, module.state_dict()[name].double(), rank)
-            assert torch.equal(found.held[name], initial) != trained
-        assert all("features" in entry for entry in found.state)
+    parameters = dict(module.named_parameters())
+    for rank, (held, remembered) in enumerate(on_ranks(4, left, run, weights)):
+        for name, parameter in parameters.items():
+            initial = nets.piece_of(plan, name, parameter.detach().double(), rank)
+            assert torch.equal(held[name], initial) != name.startswith("features")
+        assert all(name.startswith("features") for name in remembered)
+
+
+def left(world, run, weights):
+    """This rank's pieces, and the parameters of which something is remembered."""
+    state = started(world, run, weights)
+    go_on(state, range(run.steps))
+    state.strategy.settle()
+    return pieces_of(state), [n for n, one in state.updater.remembered.items() if one.names]
 
 
 class Biases(nn.Module):
@@ -148,12 +157,9 @@ def test_ranks_agree_on_what_needs_a_gradient(on_ranks, tmp_path, again):
     """The bias is added by rank 0 alone: without it, nothing on rank 1 needs one."""
     module = Biases()
     graph = trace(module, input_shape=frozen.SHAPE)
-    weights = initialize(graph, 0, tmp_path, module=module)
     plan = Plan.data_parallel(graph, 2).with_layer("first", scheme="shard_in", group_size=2)
     plan = plan.with_layer("last", scheme="shard_out", group_size=2)
-    run = experiment(plan.with_recompute(*again))
-    ranks = on_ranks(2, frozen.on_a_rank, run, weights, timeout_s=20.0)
-    check(ranks, plain(module, run), run)
+    assert verified(on_ranks, tmp_path, experiment(plan.with_recompute(*again)), module).exact
 
 
 def trained_through(config, run, weights, directory, resume):
@@ -181,35 +187,25 @@ def test_goes_on_from_a_checkpoint_and_back_into_the_module(on_ranks, made, tmp_
     on_ranks.seated(2, trained_through, run, weights, tmp_path, latest(tmp_path))
     found = state_dict(latest(tmp_path), graph)
     NETS[net]().load_state_dict(found)
-    expected = plain(NETS[net](), run)
-    for name, tensor in expected.held.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-11)
+    write_reference(run, weights, tmp_path / "start", tmp_path / "reference")
+    expected = WeightsFile(tmp_path / "reference")
+    kept = [name for name in expected.names if name.startswith(("weight/", "buffer/"))]
+    assert {name.partition("/")[2] for name in kept} == set(found)
+    for name in kept:
+        tensor = expected.read(name)
+        torch.testing.assert_close(found[name.partition("/")[2]], tensor, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("net", ["frozen norm", "detached", "norm in eval mode"])
-@pytest.mark.parametrize("batch_norm", ["local", "synchronized"])
-def test_verification_compares_all_of_it(on_ranks, made, tmp_path, net, batch_norm):
-    module, graph, weights = made[net]
+def test_local_statistics_are_those_of_one_process(on_ranks, made, tmp_path, net):
+    module, graph, _ = made[net]
     plan = Plan.data_parallel(graph, 2).with_layer("head.0", scheme="shard_in", group_size=2)
-    run = experiment_for(
-        plan.with_batch_norm(batch_norm),
-        batch_size=None,
-        steps=2,
-        precision="fp64",
-        optimizer=None,
-        data=None,
-        seed=0,
-    )
-    start, reference = tmp_path / "start", tmp_path / "reference"
-    write_reference(run, weights, start, reference)
-    verification = merge(run, on_ranks.seated(2, compared, run, start, reference))
+    given = dict(batch_size=None, precision="fp64", optimizer=None, data=None, seed=0)
+    run = experiment_for(plan.with_batch_norm("local"), steps=2, **given)
+    verification = verified(on_ranks, tmp_path, run, module)
     assert verification.exact, verification
     names = {difference.name for difference in verification.differences}
     assert {name for name, _ in module.named_parameters()} <= names
-
-
-def compared(config, run, start, reference):
-    return compare(config, run, weights=start, reference=reference)[0]
 
 
 def test_nothing_to_train_is_refused():

@@ -3,15 +3,11 @@
 import pytest
 
 from tests.layers.heads import HEADS, INNER, TOKENS, VOCABULARY, made
-from workbench.client.verifying import merge
-from workbench.comm.groups.world import RankConfig
+from tests.train.runs import verified
 from workbench.model.tracing.trace import trace
-from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
-from workbench.train.verify.verify import compare
-from workbench.train.verify.whole_model import write_reference
 
 RANKS = 3
 
@@ -65,10 +61,6 @@ def test_a_rank_has_whole_heads_of_query_key_and_value():
     assert grouped.flow.weights["inner.k.weight"].placement == Shard(0, (4, 0, 4))
 
 
-def held(config: RankConfig, run, start, reference):
-    return compare(config, run, weights=start, reference=reference)[0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("kind", PLANS)
@@ -83,10 +75,7 @@ def test_all_is_as_in_one_process(on_ranks, tmp_path, inner, kind):
         steps=2,
         precision="fp64",
     )
-    weights = initialize(graph, 0, tmp_path, module=made(inner))
-    start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
-    write_reference(run, weights, start, reference)
-    found = merge(run, on_ranks.seated(RANKS, held, run, start, reference))
+    found = verified(on_ranks, tmp_path, run, made(inner))
     assert found.exact, found
 
 

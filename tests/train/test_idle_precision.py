@@ -5,12 +5,12 @@ import torch
 
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS
+from tests.train.runs import started
 from workbench.layers.local.idle import LayerDtypes
 from workbench.model.tracing.trace import skeleton
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plans.plan import Plan
-from workbench.train.run.rank import RankState, group_specs_of
 from workbench.train.step.loss import own_rows
 
 CLASSES = 5
@@ -36,8 +36,7 @@ PLANS = {
 
 def trained(world, run, weights):
     """Of each step this rank's part of the loss; and its outputs of the first."""
-    groups = world.groups(group_specs_of(run.plan))
-    state = RankState.start(run, world, groups, weights, None)
+    state = started(world, run, weights)
     losses, outputs = [], []
     for step in range(run.steps):
         result = state.stepper.run(step)

@@ -1,26 +1,19 @@
 """A loss gets what the module returns, in the module's own order and by its own keys."""
 
-from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.testing import assert_close
 from torch.utils.data import TensorDataset
 
-from tests.layers.nets import piece_of
-from workbench.comm.groups.world import World
+from tests.train.runs import verified
 from workbench.model.errors import ModelError
 from workbench.model.tracing.trace import trace
-from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Metric
 from workbench.plan.io.errors import PlanError
 from workbench.plan.plans.plan import Plan
-from workbench.train.run.rank import RankState, group_specs_of
-from workbench.train.run.scoring import evaluate
 
 torch.manual_seed(0)
 DATA = TensorDataset(torch.randn(24, 6).double(), torch.arange(24) % 3)
@@ -78,37 +71,6 @@ CASES = {
 }
 
 
-def without_unused(outputs, roles):
-    """What the loss is said to get of what a module returns."""
-    if isinstance(roles, dict):
-        return {name: outputs[name] for name in roles}
-    return tuple(one for one, role in zip(outputs, roles, strict=True) if role != "unused")
-
-
-def script(net, roles, loss):
-    model = deepcopy(net).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    inputs, labels = DATA.tensors
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss(without_unused(model(inputs), roles), labels).mean().backward()
-        optimizer.step()
-    with torch.no_grad():
-        figure = loss(without_unused(model(inputs), roles), labels).mean()
-    return {name: p.detach() for name, p in model.named_parameters()}, figure.item()
-
-
-def on_a_rank(world: World, run: Experiment, weights: Path):
-    groups = world.groups(group_specs_of(run.plan))
-    state = RankState.start(run, world, groups, weights, None)
-    for step in range(run.steps):
-        state.stepper.run(step)
-        state.stepper.update()
-    pieces = {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
-    given = state.test_data, 5, state.everyone, world.device, state.stepper.dtype, state.scoring
-    return pieces, evaluate(state.model, *given)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_and_a_metric_get_what_the_module_returns(on_ranks, tmp_path, name):
     kind, roles, loss = CASES[name]
@@ -126,13 +88,9 @@ def test_a_loss_and_a_metric_get_what_the_module_returns(on_ranks, tmp_path, nam
         optimizer=SGD(lr=0.1),
         precision="fp64",
     )
-    expected, figure = script(net, roles, loss)
-    weights = initialize(graph, 0, tmp_path, module=net)
-    for rank, (pieces, evaluation) in enumerate(on_ranks(2, on_a_rank, run, weights)):
-        for weight, piece in pieces.items():
-            mine = piece_of(plan, weight, expected[weight], rank)
-            assert_close(piece, mine, rtol=1e-10, atol=1e-12)
-        assert (evaluation["loss"], evaluation["again"]) == pytest.approx((figure, figure))
+    found = verified(on_ranks, tmp_path, run, net)
+    assert found.exact, found
+    assert {d.name for d in found.differences if d.what == "evaluation"} == {"loss", "again"}
     assert Plan.from_toml(plan.to_toml()).graph.keys == graph.keys
 
 

@@ -1,9 +1,5 @@
 """A user's own data, loss and metrics under any plan: what a loop of torch's own computes."""
 
-from copy import deepcopy
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +7,7 @@ from torch.testing import assert_close
 
 from tests.layers.nets import piece_of
 from tests.train.data.spirals import Spirals, counts, f1, focal, paired
-from workbench.comm.groups.world import World
+from tests.train.runs import evaluated, go_on, is_exact, pieces_of, started, verified
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
@@ -26,9 +22,7 @@ from workbench.plan.experiment.experiment import (
 )
 from workbench.plan.io.errors import ExperimentError
 from workbench.plan.plans.plan import Plan
-from workbench.train.run.rank import RankState, group_specs_of
 from workbench.train.run.reshard import under
-from workbench.train.run.scoring import evaluate
 
 RANKS, ROWS, STEPS, SAMPLES = 3, 10, 7, 33  # an epoch's last batch has 3 rows
 TRAIN, TEST = Spirals(SAMPLES, 0), Spirals(17, 1)
@@ -74,48 +68,10 @@ def experiment(plan, **fields):
     return Experiment(plan=plan, **given | fields)
 
 
-def script(run, loss, lr=0.3):
-    """The same as people write it; the order of samples is that of the seed and the epoch."""
-    model = deepcopy(net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    for step in range(run.steps):
-        epoch, position = divmod(step, -(-SAMPLES // ROWS))
-        order = np.random.default_rng((run.seed, epoch)).permutation(SAMPLES)
-        chosen = order[position * ROWS : (position + 1) * ROWS]
-        inputs, targets = paired([TRAIN[index] for index in chosen])
-        optimizer.zero_grad()
-        loss(model(inputs), targets).backward()
-        optimizer.step()
-    inputs, targets = paired([TEST[index] for index in range(len(TEST))])
-    with torch.no_grad():
-        outputs = model(inputs)
-        figures = loss(outputs, targets).item(), f1(counts(outputs, targets).double()).item()
-    return {name: piece.detach() for name, piece in model.named_parameters()}, figures
-
-
-def on_a_rank(world: World, run: Experiment, weights: Path):
-    groups = world.groups(group_specs_of(run.plan))
-    state = RankState.start(run, world, groups, weights, None)
-    for step in range(run.steps):
-        state.stepper.run(step)
-        state.stepper.update()
-    pieces = {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
-    given = state.test_data, 5, state.everyone, world.device, state.stepper.dtype, state.scoring
-    return pieces, evaluate(state.model, *given)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=net())
-
-
-def check(on_ranks, weights, run, loss):
-    expected, figures = script(run, loss, run.optimizer.lr)
-    for rank, (pieces, evaluation) in enumerate(on_ranks(RANKS, on_a_rank, run, weights)):
-        for name, piece in pieces.items():
-            mine = piece_of(run.plan, name, expected[name], rank)
-            assert_close(piece, mine, rtol=1e-10, atol=1e-12)
-        assert (evaluation["loss"], evaluation["f1"]) == pytest.approx(figures, rel=1e-10)
+def check(on_ranks, tmp_path, run):
+    found = verified(on_ranks, tmp_path, run, net())
+    assert is_exact(found, run), found
+    assert {d.name for d in found.differences if d.what == "evaluation"} == {"loss", "f1"}
 
 
 def mean(outputs, targets):
@@ -124,13 +80,13 @@ def mean(outputs, targets):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", PLANS)
-def test_a_loss_for_each_row(on_ranks, weights, name, strategy):
-    check(on_ranks, weights, experiment(PLANS[name], **STRATEGIES[strategy]), mean)
+def test_a_loss_for_each_row(on_ranks, tmp_path, name, strategy):
+    check(on_ranks, tmp_path, experiment(PLANS[name], **STRATEGIES[strategy]))
 
 
 @pytest.mark.parametrize("name", ["a rank without rows", "cut outputs"])
-def test_a_number_for_all_rows_in_micro_batches(on_ranks, weights, name):
-    check(on_ranks, weights, experiment(PLANS[name], loss=mean, accumulate=3), mean)
+def test_a_number_for_all_rows_in_micro_batches(on_ranks, tmp_path, name):
+    check(on_ranks, tmp_path, experiment(PLANS[name], loss=mean, accumulate=3))
 
 
 def total(outputs, targets):
@@ -138,10 +94,10 @@ def total(outputs, targets):
 
 
 @pytest.mark.parametrize("name", ["a rank without rows", "rounds"])
-def test_a_sum(on_ranks, weights, name):
+def test_a_sum(on_ranks, tmp_path, name):
     loss = Loss(total, reduction="sum")
     run = experiment(PLANS[name], loss=loss, optimizer=SGD(lr=0.03, momentum=0.9))
-    check(on_ranks, weights, run, total)
+    check(on_ranks, tmp_path, run)
 
 
 def plain(outputs, targets):
@@ -153,18 +109,13 @@ def by_row(targets):
     return targets["weight"] * (1 + targets["kind"])
 
 
-def weighted_mean(outputs, targets):
-    weights = by_row(targets)
-    return (plain(outputs, targets) * weights).sum() / weights.sum()
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["a rank without rows", "cut outputs", "rounds"])
-def test_a_weighted_mean(on_ranks, weights, name, strategy):
+def test_a_weighted_mean(on_ranks, tmp_path, name, strategy):
     """The weights of all rows count, on whatever ranks, in whatever micro-batches and rounds."""
     loss = Loss(plain, weights=by_row)
     run = experiment(PLANS[name], loss=loss, accumulate=2, **STRATEGIES[strategy])
-    check(on_ranks, weights, run, weighted_mean)
+    check(on_ranks, tmp_path, run)
 
 
 def test_weights_need_whole_batches():
@@ -175,24 +126,21 @@ def test_weights_need_whole_batches():
         Loss(plain, reduction="sum", weights=by_row)
 
 
-def reshard(world: World, run: Experiment, weights: Path, plan: Plan):
-    """As `on_a_rank`, under another plan after three steps."""
-    groups = world.groups(group_specs_of(run.plan))
-    state = RankState.start(run, world, groups, weights, None)
-    for step in range(run.steps):
-        if step == 3:
-            state = under(state, plan, step)
-        state.stepper.run(step)
-        state.stepper.update()
-    pieces = {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
-    given = state.test_data, 5, state.everyone, world.device, state.stepper.dtype, state.scoring
-    return pieces, evaluate(state.model, *given)
+def resharded(world, run, weights, plan):
+    """Pieces and figures in the end, under another plan after three steps; None: the same."""
+    state = started(world, run, weights)
+    go_on(state, range(3))
+    if plan is not None:
+        state = under(state, plan, 3)
+    go_on(state, range(3, run.steps))
+    return pieces_of(state), evaluated(state)
 
 
-def test_a_run_keeps_its_loss_and_metrics_under_another_plan(on_ranks, weights):
+def test_a_run_keeps_its_loss_and_metrics_under_another_plan(on_ranks, tmp_path):
     run = experiment(UNEQUAL, loss=Loss(plain, weights=by_row), accumulate=2)
-    expected, figures = script(run, weighted_mean)
-    for rank, (pieces, evaluation) in enumerate(on_ranks(RANKS, reshard, run, weights, CUT)):
+    weights = initialize(GRAPH, 0, tmp_path, module=net())
+    whole, figures = on_ranks(RANKS, resharded, run, weights, None)[0]
+    for rank, (pieces, evaluation) in enumerate(on_ranks(RANKS, resharded, run, weights, CUT)):
         for name, piece in pieces.items():
-            assert_close(piece, piece_of(CUT, name, expected[name], rank), rtol=1e-10, atol=1e-12)
-        assert (evaluation["loss"], evaluation["f1"]) == pytest.approx(figures, rel=1e-10)
+            assert_close(piece, piece_of(CUT, name, whole[name], rank), rtol=1e-10, atol=1e-12)
+        assert evaluation == pytest.approx(figures, rel=1e-10)

@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
+from tests.train.runs import started
 from workbench.comm.groups.world import World
 from workbench.comm.messages.recorder import Doing, RecordedCall
 from workbench.model.weights.initial import initialize
@@ -28,7 +29,6 @@ from workbench.plan.experiment.experiment import (
 from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
 from workbench.train.run.loop import agree
-from workbench.train.run.rank import RankState, group_specs_of
 
 RANKS, STEPS = 4, 3
 SMALL = 600  # bytes of a bucket, of which there are then several
@@ -55,8 +55,7 @@ class Heard:
 
 def called(world: World, experiment: Experiment, weights: Path) -> list[tuple[str, ...]]:
     """(group, op, layer, phase) of each collective that this rank begins in the last step."""
-    groups = world.groups(group_specs_of(experiment.plan))
-    state = RankState.start(experiment, world, groups, weights, None)
+    state = started(world, experiment, weights)
     heard = Heard()
     for step in range(STEPS):
         world.recorder.listener = heard if step == STEPS - 1 else None

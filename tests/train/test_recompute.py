@@ -3,8 +3,8 @@
 import pytest
 
 from tests.train import small
-from tests.train.loop.test_session import GRAPH
 from tests.train.runs import same, trained
+from tests.train.small import GRAPH
 from tests.train.strategies.test_local_sgd import GRAPH as TAILED
 from tests.train.strategies.test_local_sgd import net as tailed
 from tests.train.strategies.test_local_sgd import plan as tailed_plan

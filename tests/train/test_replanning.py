@@ -7,19 +7,15 @@ import os
 import pytest
 import torch
 
-from tests.train.small import net
+from tests.train.runs import started
+from tests.train.small import GRAPH
 from workbench.client.run.requests import cost_of
-from workbench.model.tracing.trace import trace
-from workbench.model.weights.initial import initialize
 from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import SGD, AdamW, Experiment, Synthetic
 from workbench.plan.experiment.sync import ParameterServer, Pipelined, Synchronous
 from workbench.plan.plans.plan import Plan
 from workbench.plan.plans.reshard import Reshard, held
-from workbench.train.run.rank import RankState, group_specs_of
 from workbench.train.run.reshard import resharded_bytes, under
-
-GRAPH = trace(net(), input_shape=(3, 8, 8))
 
 
 def synchronized(plan):
@@ -36,11 +32,6 @@ PLANS = (
 )
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=net())
-
-
 def experiment(plan, **fields):
     return Experiment(
         plan=plan,
@@ -53,7 +44,7 @@ def experiment(plan, **fields):
 
 def trained(world, first, plans, weights):
     """Losses of two steps under each plan, the last plan's pieces, and what each re-cut brought."""
-    state = RankState.start(first, world, world.groups(group_specs_of(first.plan)), weights, None)
+    state = started(world, first, weights)
     losses, received, step = [], [], 0
     for plan in (first.plan, *plans):
         if step:
@@ -109,7 +100,7 @@ def test_only_what_changes_hands_travels(on_ranks, weights):
 
 
 def rows_taken(world, first, weights):
-    state = RankState.start(first, world, world.groups(group_specs_of(first.plan)), weights, None)
+    state = started(world, first, weights)
     (batch,) = state.stepper.run(0).batches
     return batch.rows, len(batch.inputs[0])
 
@@ -123,7 +114,7 @@ def test_a_step_hands_out_rows_by_their_shares(on_ranks, weights):
 
 def files_over_re_cuts(world, first, plans, weights, times):
     """Files that are open after six re-cuts, and after all of them."""
-    state = RankState.start(first, world, world.groups(group_specs_of(first.plan)), weights, None)
+    state = started(world, first, weights)
     found = []
     for step in range(times):
         state.stepper.run(step)
@@ -152,7 +143,7 @@ FEEDBACK = Codec(name="top_k", fraction=0.2, error_feedback=True)
 
 def left_out(world, first, plans, weights):
     """What this rank's codecs have left out, by plan, as parts of whole tensors; notes; bytes."""
-    state = RankState.start(first, world, world.groups(group_specs_of(first.plan)), weights, None)
+    state = started(world, first, weights)
     found, received, step = [], [], 0
     for plan in plans:
         for _ in range(2):

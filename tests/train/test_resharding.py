@@ -9,13 +9,16 @@ from hypothesis import strategies as st
 
 from tests.layers import nets
 from tests.layers.drawn import GRAPHS, plans
+from tests.plan.graphs import mlp
+from workbench.comm.groups.group import Group
 from workbench.comm.messages.errors import CommError
+from workbench.comm.messages.recorder import Recorder
 from workbench.comm.parts import exchange_parts
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
 from workbench.plan.plans.reshard import Reshard
 from workbench.train.run import reshard as resharding
-from workbench.train.run.reshard import Entry, move_pieces
+from workbench.train.run.reshard import Entry, Pieces, move_pieces
 
 
 def whole(entry, placed):
@@ -99,6 +102,20 @@ def test_shares_shift_and_layers_are_made_whole(on_ranks):
     heads = Plan.hybrid(tokens, 3), Plan.filters(tokens, 3, (2, 1, 1), grain=1)
     check(on_ranks, [(hybrid, shifted), (shifted, whole_), (whole_, filters), (filters, hybrid)])
     check(on_ranks, [heads, heads[::-1]])
+
+
+def test_a_piece_is_handed_over_once_and_what_lies_alike_stays_where_it_is():
+    plan = Plan.data_parallel(mlp(3, 2), 1)
+    held = {"fc0.bias": torch.ones(2), "fc0.weight": torch.zeros(2, 3)}
+    pieces, bias = Pieces(plan.flow.weights, held), held["fc0.bias"]
+    assert (pieces.names, pieces.shape("fc0.weight")) == (("fc0.bias", "fc0.weight"), (2, 3))
+    assert pieces.read("fc0.bias") is bias
+    assert list(held) == ["fc0.weight"]
+    entries = [Entry("b", "fc0.bias", torch.float32), Entry("none", "fc0.weight", torch.float64)]
+    everyone = Group("everyone", (0,), 0, Recorder())
+    found = move_pieces(Reshard(plan, plan), entries, {"b": bias}, everyone)
+    assert found["b"] is bias
+    assert (found["none"].shape, found["none"].dtype) == ((2, 3), torch.float64)
 
 
 def failed(world, before, after):

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from tests.layers.several import NETS, Fused, Joined, Placed
 from tests.oracle.running import Leg, on
+from tests.train.runs import started
 from workbench.client.verifying import merge
 from workbench.comm.groups.world import RankConfig
 from workbench.layers.cut_model import CutModel
@@ -21,7 +22,6 @@ from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint.checkpoint import state_dict
 from workbench.train.data.datasets import open_for
 from workbench.train.data.feed import rows_of_step
-from workbench.train.run.rank import RankState, group_specs_of
 from workbench.train.run.requests import RunRequests
 from workbench.train.step.loss import own_rows
 from workbench.train.verify.verify import compare
@@ -73,7 +73,7 @@ def whole(net, run):
 
 def split(world, run, weights):
     """The same of one rank, with where its pieces lie."""
-    state = RankState.start(run, world, world.groups(group_specs_of(run.plan)), weights, None)
+    state = started(world, run, weights)
     for step in range(2):
         result = state.stepper.run(step)
         gradients = {n: _gradient(p) for n, p in state.model.trainable().items()}

@@ -2,13 +2,13 @@
 
 import pytest
 
+from tests.train.runs import started
 from workbench.bench.nets import INPUT_SHAPE, SmallVGG
 from workbench.comm.groups.world import World
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, LocalSGD, Synchronous, Synthetic
 from workbench.plan.plans.plan import Plan
-from workbench.train.run.rank import RankState, group_specs_of
 
 WIDTH, RANKS, ROWS, FLOAT = 4, 4, 2, 4
 GRAPH = trace(SmallVGG(WIDTH), input_shape=INPUT_SHAPE)
@@ -28,8 +28,7 @@ def weights(tmp_path_factory):
 def received(config, experiment, weights):
     """Bytes of all steps: of activations, and of gradients or parameters."""
     with World.open(config) as world:
-        groups = world.groups(group_specs_of(experiment.plan))
-        state = RankState.start(experiment, world, groups, weights, None)
+        state = started(world, experiment, weights)
         for step in range(experiment.steps):
             state.stepper.run(step)
             state.stepper.update()

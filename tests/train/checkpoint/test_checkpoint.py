@@ -142,32 +142,6 @@ def steps(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_the_newest_are_kept(tmp_path):
-    part = saving.alone()
-    for step in (2, 4, 6, 8):
-        part.train(step)
-        part.save(tmp_path, keep=3)
-    assert steps(tmp_path) == ["step-000004", "step-000006", "step-000008"]
-    assert latest(tmp_path) == tmp_path / "step-000008"
-
-
-def test_later_checkpoints_of_another_run_are_left_alone(tmp_path):
-    saving.alone(until=9).save(tmp_path)
-    part = saving.alone()
-    for step in (1, 2, 3):
-        part.train(step)
-        part.save(tmp_path, keep=1)
-    assert steps(tmp_path) == ["step-000003", "step-000009"]
-
-
-def test_the_same_step_is_replaced(tmp_path):
-    saving.alone(until=3).save(tmp_path)
-    other = saving.alone(AdamW(), until=3)
-    other.save(tmp_path)
-    assert steps(tmp_path) == ["step-000003"]
-    assert_same(whole(latest(tmp_path)), other.tensors())
-
-
 def test_latest_ignores_what_is_not_complete(tmp_path):
     assert latest(tmp_path / "nothing") is None
     assert latest(tmp_path) is None
@@ -176,15 +150,6 @@ def test_latest_ignores_what_is_not_complete(tmp_path):
     (tmp_path / "step-000005").mkdir()
     (tmp_path / "notes.txt").touch()
     assert latest(tmp_path) == path
-
-
-def test_what_a_killed_run_left_is_cleared_away(tmp_path):
-    (tmp_path / "step-000002.tmp").mkdir()
-    (tmp_path / "step-000002.tmp" / "rank-00007.safetensors").write_text("half")
-    (tmp_path / "step-000001.tmp").mkdir()
-    path = saving.alone(until=2).save(tmp_path)
-    assert steps(tmp_path) == ["step-000002"]
-    assert not (path / "rank-00007.safetensors").exists()
 
 
 def test_a_kill_before_the_last_moment_leaves_the_old_checkpoint(tmp_path, monkeypatch):

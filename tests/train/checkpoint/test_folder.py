@@ -110,6 +110,8 @@ def test_what_is_no_checkpoint_names_those_that_are_there(tmp_path):
         b'[checkpoint]\nstep = -1\nmodel = "Toy"\ninput_shape = [4]\nfingerprint = "a"',
         b'[checkpoint]\nstep = "1"\nmodel = "Toy"\ninput_shape = [4]\nfingerprint = "a"',
         b'[checkpoint]\nstep = 1\nmodel = "Toy"\ninput_shape = [4]\nfingerprint = "a"\nmore = 1',
+        b'[checkpoint]\nformat = "workbench checkpoint 9"\nstep = 1\nmodel = "Toy"\n'
+        b'input_shape = [4]\nfingerprint = "a"',
     ],
 )
 def test_a_damaged_description_is_refused(tmp_path, content):

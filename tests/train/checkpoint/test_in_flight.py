@@ -9,12 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train import small
 from tests.train.checkpoint.saving import Alone, Memory
-from tests.train.loop.test_session import GRAPH, session
 from tests.train.runs import same
+from tests.train.small import GRAPH
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import group_specs
 from workbench.layers.local.context import BatchContext
-from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
     SGD,
     AdamW,
@@ -27,11 +26,9 @@ from workbench.plan.experiment.experiment import (
 from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
 from workbench.train.checkpoint import checkpoint
-from workbench.train.run.requests import CarriedOut, LearningRate, RunRequests
+from workbench.train.run.requests import CarriedOut, LearningRate
 from workbench.train.step.state import (
     InFlight,
-    ages,
-    kind,
     residual_entry,
     restore_residuals,
 )
@@ -50,36 +47,17 @@ FIELDS = dict(
 )
 
 
-def test_the_oldest_come_first():
-    names = [f"{kind(age, 'gradient')}fc.weight" for age in (0, 2, 1)]
-    assert ages([*names, f"{kind(3, 'weight')}fc.weight"]) == [2, 1, 0]
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=small.net())
-
-
 @pytest.fixture
-def run(on_ranks, weights, tmp_path):
+def run(whole_run, weights):
     """Runs whole sessions; -> everything in the last checkpoint, the folder, and rank 0's end."""
 
     def run(resume: Path | None = None, stop_after: int | None = None, requested=(), **fields):
         experiment = Experiment(**{**FIELDS, **fields})
-        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        requests = RunRequests(directory)
-        for step, rate in requested:
-            done = CarriedOut(step, before=experiment.optimizer.lr)
-            requests.carry_out(requests.submit(LearningRate(rate)), done)
-        args = (experiment, weights, directory, resume, stop_after)
-        answers = on_ranks.seated(experiment.plan.world_size, session, *args)
-        saved = checkpoint.load(checkpoint.latest(directory), GRAPH)
-        return (
-            {name: saved.reader.read(name) for name in saved.reader.names},
-            directory,
-            answers[0][1],
-        )
+        before = experiment.optimizer.lr
+        done = [(LearningRate(rate), CarriedOut(at, before=before)) for at, rate in requested]
+        directory, _, outcomes = whole_run(experiment, weights, resume, stop_after, done)
+        reader = checkpoint.load(checkpoint.latest(directory), GRAPH).reader
+        return {name: reader.read(name) for name in reader.names}, directory, outcomes[0]
 
     return run
 

@@ -10,7 +10,6 @@ from workbench.plan.placement.placement import Replicate, Shard
 from workbench.train.step.state import (
     InFlight,
     ages,
-    kind,
     named,
     residual_entry,
     restore_residuals,
@@ -18,34 +17,12 @@ from workbench.train.step.state import (
 
 
 def test_names_tell_age_and_parameter():
-    assert kind(2, "gradient") == "in_flight/2/gradient/"
-    assert kind(1, "weight") == "in_flight/1/weight/"
     assert residual_entry(1, 2, "fc.weight") == "residual/1/2/fc.weight"
-
-
-def test_other_tensors_have_no_age():
-    names = ["in_flight/12/gradient/a", "in_flight/12/gradient/b", "x/in_flight/3/gradient/a", "a"]
-    assert ages(names) == [12]
-    assert ages([]) == []
-
-
-def test_an_age_is_counted_from_what_is_done():
+    names = ["in_flight/12/gradient/a", "in_flight/2/gradient/b", "x/in_flight/3/gradient/a", "a"]
+    assert (ages(names), ages([])) == ([12, 2], [])
     gradients, weights = {"a": torch.ones(1)}, {"a": torch.zeros(1)}
-    assert InFlight(5, gradients).by_age(8) == {"in_flight/3/gradient/": gradients}
-    assert InFlight(5, gradients, weights).by_age(6) == {
-        "in_flight/1/gradient/": gradients,
-        "in_flight/1/weight/": weights,
-    }
-
-
-def test_pieces_get_the_type_of_their_parameters():
-    parameters = {"a": torch.ones(1, dtype=torch.float64), "b": torch.ones(1)}
-    given = {name: torch.full((1,), 3.0) for name in parameters}
-    found = InFlight(4, given, {"a": torch.zeros(1)}).beside(parameters)
-    assert found.step == 4
-    assert [found.gradients[name].dtype for name in "ab"] == [torch.float64, torch.float32]
-    assert found.gradients["a"].item() == 3.0
-    assert (found.weights["a"].dtype, found.weights["a"].item()) == (torch.float64, 0.0)
+    found = InFlight(5, gradients, weights).by_age(6)
+    assert found == {"in_flight/1/gradient/": gradients, "in_flight/1/weight/": weights}
 
 
 def model(rank):

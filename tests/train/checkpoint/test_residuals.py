@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from tests.train import small
-from tests.train.loop.test_session import GRAPH, session
 from tests.train.runs import same
-from workbench.model.weights.initial import initialize
+from tests.train.small import GRAPH
 from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
 from workbench.plan.plans.plan import Plan
@@ -27,21 +26,13 @@ FIELDS = dict(
 )
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=small.net())
-
-
 @pytest.fixture
-def run(on_ranks, weights, tmp_path):
+def run(whole_run, weights):
     """Runs whole sessions; -> everything in the last checkpoint, and its folder."""
 
     def run(resume=None, stop_after=None, **fields):
         experiment = Experiment(**{**FIELDS, **fields})
-        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        args = (experiment, weights, directory, resume, stop_after)
-        on_ranks.seated(experiment.plan.world_size, session, *args)
+        directory, *_ = whole_run(experiment, weights, resume, stop_after)
         saved = checkpoint.load(checkpoint.latest(directory), GRAPH)
         return {name: saved.reader.read(name) for name in saved.reader.names}, saved.path
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from tests.train.runs import started
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
@@ -133,8 +134,7 @@ def test_equal_parts_are_torchs_own_to_the_bit(on_ranks, tmp_path):
 
 
 def unaveraged(world, run, weights):
-    groups = world.groups(group_specs_of(run.plan))
-    state = RankState.start(run, world, groups, weights, None)
+    state = started(world, run, weights)
     for step in range(run.steps):
         state.stepper.run(step)
     return state.model.pieces()["1.running_var"].clone()
@@ -150,8 +150,7 @@ def test_what_has_seen_nothing_stays(on_ranks, tmp_path):
 
 
 def asked_twice(world, run, weights):
-    groups = world.groups(group_specs_of(run.plan))
-    state = RankState.start(run, world, groups, weights, None)
+    state = started(world, run, weights)
 
     def asked():
         before = state.model.pieces()["1.running_mean"].clone()
@@ -174,8 +173,7 @@ def test_evaluation_is_not_seen(on_ranks, tmp_path):
 
 
 def share_after_evaluation(world, run, weights):
-    groups = world.groups(group_specs_of(run.plan))
-    state = RankState.start(run, world, groups, weights, None)
+    state = started(world, run, weights)
     state.model.eval()
     with torch.inference_mode():
         state.model.context.set((2, 1, 0))

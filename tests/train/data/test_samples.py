@@ -79,15 +79,6 @@ def read(stream, *keys):
     return stream.__getitems__(list(keys))
 
 
-def test_a_stream_goes_on_where_it_was():
-    data = Counting()
-    stream = Streamed(data, 5, 0, "mine")
-    assert len(stream) == 5
-    assert read(stream, (0, 0), (0, 1)) == [(0, 0), (0, 1)]
-    assert read(stream, (0, 2), (0, 4)) == [(0, 2), (0, 4)]
-    assert data.begun == 1
-
-
 def test_a_stream_begins_anew_for_what_lies_behind_and_for_another_epoch():
     data = Counting()
     stream = Streamed(data, 5, 0, "mine")
@@ -104,29 +95,6 @@ def test_an_evaluation_is_of_the_first_epoch():
 
 def test_a_stream_need_not_know_of_epochs():
     assert read(Streamed([7, 8, 9], 3, 0, "mine"), (2, 1)) == [8]
-
-
-@pytest.mark.parametrize("keys", [[(0, 3)], [(0, 2), (0, 3)], [(0, 4)]])
-def test_a_stream_that_ends_early_says_after_how_many(keys):
-    stream = Streamed(Counting(3), 5, 0, "mine")
-    with pytest.raises(DataError, match="mine ended after 3 of the 5 samples"):
-        read(stream, *keys)
-
-
-def test_an_epoch_of_a_stream_draws_alike():
-    class Random:
-        def __iter__(self):
-            while True:
-                yield drawn()
-
-    one, other = Streamed(Random(), 9, 3, "mine"), Streamed(Random(), 9, 3, "mine")
-    whole = read(one, *[(0, index) for index in range(4)])
-    parts = read(other, (0, 0), (0, 1))
-    torch.rand(3)
-    assert parts + read(other, (0, 2), (0, 3)) == whole
-    assert len(set(whole)) == 4
-    assert read(one, (1, 0)) != whole[:1]
-    assert read(Streamed(Random(), 9, 4, "mine"), (0, 0)) != whole[:1]
 
 
 ROWS = [(torch.tensor([float(index)]), index) for index in range(4)]

@@ -5,10 +5,9 @@ import re
 import pytest
 import torch
 
-from tests.train import small
-from tests.train.loop.test_session import GRAPH
+from tests.train.runs import go_on, started
+from tests.train.small import GRAPH
 from workbench.comm.groups.world import World
-from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
     SGD,
     Experiment,
@@ -24,16 +23,10 @@ from workbench.store.messages import StopRequest
 from workbench.train.run.equality import ReplicasDiffer, check_equal, digests
 from workbench.train.run.loop import Loop
 from workbench.train.run.memory import PeakMeter
-from workbench.train.run.rank import RankState, group_specs_of
 from workbench.train.run.requests import LearningRates
 
 PAIRS = Plan.hybrid(GRAPH, 4, 2).with_layer("10", scheme="duplicate", group_size=2)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.uint8)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=small.net())
 
 
 def experiment(**fields):
@@ -74,10 +67,8 @@ def test_a_digest_is_of_what_a_tensor_holds_and_not_of_where_it_lies():
 
 def tampered(world, run, weights, changes):
     """What each rank is told after some steps, as they are and with each change alone."""
-    state = RankState.start(run, world, world.groups(group_specs_of(run.plan)), weights, None)
-    for step in range(3):
-        state.stepper.run(step)
-        state.stepper.update()
+    state = started(world, run, weights)
+    go_on(state, range(3))
     check_equal(state.model, state.everyone, 3, run.sync)
     told = []
     for name, ranks in changes:
@@ -114,8 +105,7 @@ def session(config, run, weights, directory, changed_after):
     """A run in which rank 2 changes a weight of its own; the steps before it was found."""
     rows = []
     with PeakMeter(torch.device("cpu")) as meter, World.open(config) as world:
-        groups = world.groups(group_specs_of(run.plan))
-        state = RankState.start(run, world, groups, weights, None)
+        state = started(world, run, weights)
 
         def emit(row):
             rows.append(row["step"])
@@ -164,7 +154,7 @@ class OwnRule(Strategy):
 
 def parted(world, run, weights):
     """What is said of a rank that differs."""
-    state = RankState.start(run, world, world.groups(group_specs_of(run.plan)), weights, None)
+    state = started(world, run, weights)
     state.stepper.run(0)
     state.stepper.update()
     if world.rank == 1:

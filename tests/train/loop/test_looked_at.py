@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.train.loop.test_one_rank import World
+from tests.train.runs import go_on, started
 from workbench.model.errors import TraceError
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
@@ -16,7 +17,6 @@ from workbench.plan.experiment.experiment import SGD, Experiment
 from workbench.plan.extension.user_object import OwnObjectError, is_looked_at
 from workbench.plan.plans.plan import Plan
 from workbench.train.data.reading import DataError
-from workbench.train.run.rank import RankState, group_specs_of
 
 torch.manual_seed(0)
 DATA = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)
@@ -73,10 +73,8 @@ def trained(net, folder: Path, steps=40, **fields):
     given = dict(data=DATA, batch_size=16, steps=steps, optimizer=SGD(lr=2.0), precision="fp64")
     run = Experiment(plan=Plan.data_parallel(graph, 1), **given | fields)
     world, weights = World(), initialize(graph, 0, folder, module=net)
-    state = RankState.start(run, world, world.groups(group_specs_of(run.plan)), weights, None)
-    for step in range(steps):
-        state.stepper.run(step)
-        state.stepper.update()
+    state = started(world, run, weights)
+    go_on(state, range(steps))
     return state
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.train.checkpoint.saving import Alone
+from tests.train.runs import pieces_of
 from tests.train.strategies.own import Adaptive, EveryThird, Heavy, Prox, SlowMo
 from workbench.comm.messages.recorder import Recorder
 from workbench.model.errors import CheckpointError
@@ -95,7 +96,7 @@ def trained(state, steps):
     for step in range(steps):
         losses.append(state.stepper.run(step).loss)
         state.stepper.update()
-    return losses, {name: p.detach().clone() for name, p in state.model.pieces().items()}
+    return losses, pieces_of(state)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_rows_that_a_loss_leaves_out_move_nothing(weights):
     given = dict(data=data, loss=Loss(of_some, reduction="sum"), batch_size=1)
     state = started(weights, optimizer=SGD(0.1), **given)
     left_out = [step for step in range(6) if labels[rows_of_step(22, 1, 3, step)] == 0]
-    before = {name: p.detach().clone() for name, p in state.model.pieces().items()}
+    before = pieces_of(state)
     after = keep_going(state, left_out)
     assert left_out
     assert all(torch.equal(before[name], piece) for name, piece in after.items())
@@ -183,7 +184,7 @@ def test_gradients_of_the_step_before_are_forgotten(weights):
 
 def test_a_norm_is_clipped_before_weights_move(weights):
     state = started(weights, optimizer=SGD(lr=1.0), clip_norm=0.01)
-    before = {name: p.detach().clone() for name, p in state.model.pieces().items()}
+    before = pieces_of(state)
     _, after = trained(state, 1)
     moved = sum(float((after[name] - before[name]).square().sum()) for name in before) ** 0.5
     assert moved == pytest.approx(0.01, rel=1e-3)
@@ -193,7 +194,7 @@ def keep_going(state, steps):
     for step in steps:
         state.stepper.run(step)
         state.stepper.update()
-    return {name: p.detach().clone() for name, p in state.model.pieces().items()}
+    return pieces_of(state)
 
 
 def saved(state, directory, done):
@@ -242,10 +243,10 @@ def test_a_rank_goes_on_under_a_plan(weights, fields):
 
 def test_averaged_weights_follow_those_that_move(weights):
     state = started(weights, ema=0.75)
-    seen = [{name: p.detach().clone() for name, p in state.model.pieces().items()}]
+    seen = [pieces_of(state)]
     seen += [keep_going(state, [step]) for step in range(2)]
     with state.updater.averaged():
-        found = {name: p.detach().clone() for name, p in state.model.pieces().items()}
+        found = pieces_of(state)
     for name, (first, second, third) in {n: [each[n] for each in seen] for n in found}.items():
         mean = 0.75 * (0.75 * first + 0.25 * second) + 0.25 * third
         torch.testing.assert_close(found[name], mean)
@@ -349,7 +350,7 @@ def test_a_checkpoint_is_a_state_dict(weights, tmp_path):
     found = checkpoint.state_dict(path, GRAPH)
     assert all(torch.equal(found[name], piece) for name, piece in moved.items())
     with state.updater.averaged():
-        averaged = {name: p.detach().clone() for name, p in state.model.pieces().items()}
+        averaged = pieces_of(state)
     found = checkpoint.state_dict(path, GRAPH, ema=True)
     assert all(torch.equal(found[name], piece) for name, piece in averaged.items())
     with pytest.raises(CheckpointError, match="no averaged weights: they are there if"):

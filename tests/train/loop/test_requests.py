@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from tests.train.small import net
-from workbench.model.tracing.trace import trace
+from tests.train.small import GRAPH
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension.user_object import OwnObjectError, opened
 from workbench.plan.plans.plan import Plan
@@ -18,7 +17,6 @@ from workbench.train.run.requests import (
     SaveNow,
 )
 
-GRAPH = trace(net(), input_shape=(3, 8, 8))
 PLAN = Plan.hybrid(GRAPH, 2)
 
 

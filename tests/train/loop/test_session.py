@@ -10,9 +10,10 @@ from PIL import Image
 from torch import nn
 from torch.testing import assert_close
 
-from tests.train.small import net
+from tests.train.runs import session, started
+from tests.train.small import GRAPH
 from workbench.client.run.weights import weights_of
-from workbench.comm.groups.world import RankConfig, World
+from workbench.comm.groups.world import World
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
@@ -35,10 +36,8 @@ from workbench.store.messages import StopRequest
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.checkpoint import latest
 from workbench.train.run.loop import first_bad_layer, train
-from workbench.train.run.rank import RankState, group_specs_of
 from workbench.train.run.requests import CarriedOut, LearningRate, RunRequests, SaveNow
 
-GRAPH = trace(net(), input_shape=(3, 8, 8))
 ALONE = Plan.data_parallel(GRAPH, 1).with_batch_norm("synchronized")
 HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
 UNEQUAL = Plan.hybrid(GRAPH, 3, 3).with_layer("5", shares=(3, 0, 1)).with_batch_norm("synchronized")
@@ -52,51 +51,12 @@ FIELDS = dict(
 )
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=net())
-
-
-def session(
-    config: RankConfig,
-    experiment: Experiment,
-    weights: Path,
-    directory: Path,
-    resume: Path | None,
-    stop_after: int | None,
-):
-    """`train`, its rows kept; rank 1 (or the only one) asks to stop during a step."""
-    rows, control = [], StopRequest()
-
-    def emit(row):
-        rows.append(row)
-        if config.rank == config.world_size // 2 and row["step"] + 1 == stop_after:
-            control.stop_requested = True
-
-    outcome = train(
-        config,
-        experiment,
-        weights=weights,
-        directory=directory,
-        resume=resume,
-        control=control,
-        emit=emit,
-    )
-    return rows, outcome
-
-
 @pytest.fixture
-def run(on_ranks, weights, tmp_path):
+def run(whole_run, weights):
     def run(plan, *, weights=weights, resume=None, stop_after=None, replanned=(), **fields):
         experiment = Experiment(plan=plan, **{**FIELDS, **fields})
-        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        for other in replanned:
-            requests = RunRequests(directory)
-            requests.carry_out(requests.submit(other), CarriedOut(2, 0.1, (0,)))
-        args = (experiment, weights, directory, resume, stop_after)
-        answers = on_ranks.seated(plan.world_size, session, *args)
-        return [rows for rows, _ in answers], [outcome for _, outcome in answers]
+        before = [(other, CarriedOut(2, 0.1, (0,))) for other in replanned]
+        return whole_run(experiment, weights, resume, stop_after, before)[1:]
 
     return run
 
@@ -375,8 +335,7 @@ def test_ranks_without_rows_idle_beside_those_with_two(run, tmp_path):
 def blamed(config, experiment, weights, value):
     """Which layer first gives no number, of images of this value."""
     with World.open(config) as world:
-        groups = world.groups(group_specs_of(experiment.plan))
-        state = RankState.start(experiment, world, groups, weights, None)
+        state = started(world, experiment, weights)
         images = torch.full((20 // world.size, 3, 8, 8), value, dtype=torch.float64)
         state.model.context.set((20 // world.size,) * world.size, step=0)
         return first_bad_layer(state.model, (images,), state.everyone)

@@ -5,9 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests.train.small import net
-from workbench.model.tracing.trace import trace
-from workbench.model.weights.initial import initialize
+from tests.train.small import GRAPH
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.machine.device import BY_BACKEND, EXCHANGE, INTO_NEW
 from workbench.plan.plans.plan import Plan
@@ -15,7 +13,6 @@ from workbench.train.measure.device import device
 from workbench.train.measure.layers import layers, works_on
 from workbench.train.measure.links import families, links
 
-GRAPH = trace(net(), input_shape=(3, 8, 8))
 PLAN = Plan.hybrid(GRAPH, 2)
 
 
@@ -27,11 +24,6 @@ def experiment(plan=PLAN) -> Experiment:
         optimizer=SGD(lr=1e-9, momentum=0.9),
         steps=1,
     )
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=net())
 
 
 def measured(config, weights, plan):

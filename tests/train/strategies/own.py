@@ -147,7 +147,7 @@ def with_means(strategy, steps, world, k, shares=None):
     parts = parts[: world + world // k]
     members = [(r,) for r in range(world)] + [shard_group(g * k, k) for g in range(world // k)]
     optimizers = [torch.optim.SGD(p.parameters(), lr=LR, momentum=MOMENTUM) for p in parts]
-    memory, since = {}, [0] * world
+    memory, since, momentum = {}, [0] * world, getattr(strategy, "momentum", "keep")
     anchors = {id(p): p.detach().clone() for part in parts for p in part.parameters()}
     for step in range(steps):
         images, labels = batch(step)
@@ -179,6 +179,11 @@ def with_means(strategy, steps, world, k, shares=None):
         due = not warm and (step + 1) % strategy.every == 0
         if due or (step + 1 == steps and any(since)):
             mean_of(parts, members, world, since, lambda p: p.data)
+            speeds = {p: s["momentum_buffer"] for o in optimizers for p, s in o.state.items()}
+            if momentum == "average":
+                mean_of(parts, members, world, since, speeds.__getitem__)
+            for speed in speeds.values() if momentum == "reset" else ():
+                speed.zero_()
             since = [0] * world
         for part in parts if due else ():
             for p in part.parameters():

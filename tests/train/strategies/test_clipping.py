@@ -16,42 +16,30 @@ def clipped(gradients, *, norm=None, value=None, holders=None):
     return {name: each.tolist() for name, each in there.items()}
 
 
-def test_without_limits_nothing_changes():
-    assert clipped({"a": [300.0, -4.0]}) == {"a": [300.0, -4.0]}
+@pytest.mark.parametrize(
+    ("given", "limits", "left"),
+    [
+        ({"a": [300.0, -4.0]}, {}, {"a": [300.0, -4.0]}),
+        ({"a": [3.0, -0.5], "b": [-2.0]}, dict(value=1.0), {"a": [1.0, -0.5], "b": [-1.0]}),
+        # 3 and 4 have the norm 5, to which torch adds 1e-6; a smaller one stays.
+        ({"a": [3.0], "b": [0.0, 4.0]}, dict(norm=1.0), {"a": [3 / 5.000001], "b": [0, 0.8]}),
+        ({"a": [3.0], "b": [4.0]}, dict(norm=5.1), {"a": [3.0], "b": [4.0]}),
+        # What several ranks hold counts once: of 6 ** 2 a quarter, with 4 ** 2 that is 5 ** 2.
+        ({"a": [6.0], "b": [4.0]}, dict(norm=1.0, holders={"a": 4}), {"a": [1.2], "b": [0.8]}),
+        # Elements are limited before the norm.
+        ({"a": [30.0], "b": [-40.0]}, dict(norm=1, value=1), {"a": [2**-0.5], "b": [-(2**-0.5)]}),
+        ({}, dict(norm=1.0), {}),
+    ],
+)
+def test_what_is_left_of_gradients(given, limits, left):
+    found = clipped(given, **limits)
+    assert found.keys() == left.keys()
+    for name, expected in left.items():
+        assert found[name] == pytest.approx(expected, rel=1e-6)
 
 
-def test_every_element_is_limited_on_both_sides():
-    assert clipped({"a": [3.0, -0.5], "b": [-2.0]}, value=1.0) == {"a": [1.0, -0.5], "b": [-1.0]}
-
-
-def test_the_norm_is_that_of_all_gradients():
-    """3 and 4 have the norm 5."""
-    found = clipped({"a": [3.0], "b": [0.0, 4.0]}, norm=1.0)
-    assert found["a"] == pytest.approx([0.6], rel=1e-6)
-    assert found["b"] == pytest.approx([0.0, 0.8], rel=1e-6)
-    assert found["a"][0] < 0.6  # by torch's 1e-6
-    assert found["a"][0] == pytest.approx(0.6 * 5 / (5 + 1e-6), rel=1e-12)
-
-
-def test_a_smaller_norm_stays():
-    assert clipped({"a": [3.0], "b": [4.0]}, norm=5.1) == {"a": [3.0], "b": [4.0]}
-
-
-def test_what_several_ranks_hold_counts_once():
-    """Of 6 ** 2, a quarter; with 4 ** 2 that makes 5 ** 2."""
-    found = clipped({"a": [6.0], "b": [4.0]}, norm=1.0, holders={"a": 4})
-    assert found["a"] == pytest.approx([1.2], rel=1e-6)
-    assert found["b"] == pytest.approx([0.8], rel=1e-6)
-
-
-def test_elements_are_limited_before_the_norm():
-    found = clipped({"a": [30.0], "b": [-40.0]}, norm=1.0, value=1.0)
-    assert found["a"] == pytest.approx([2**-0.5], rel=1e-6)
-    assert found["b"] == pytest.approx([-(2**-0.5)], rel=1e-6)
-
-
-def test_a_rank_without_gradients_takes_part():
-    assert clipped({}, norm=1.0) == {}
+def test_torchs_own_1e_6_is_added_to_the_norm():
+    assert clipped({"a": [3.0, 4.0]}, norm=1.0)["a"][0] == pytest.approx(3 / 5.000001, rel=1e-12)
 
 
 def test_more_elements_than_are_made_wide_at_once():

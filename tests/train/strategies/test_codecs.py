@@ -4,17 +4,15 @@ import pytest
 import torch
 
 from tests.train import small
-from tests.train.loop.test_session import GRAPH
-from tests.train.runs import trained
+from tests.train.runs import started, trained
+from tests.train.small import GRAPH
 from workbench.comm.groups.world import World
 from workbench.comm.messages.errors import CodecError, CommError
 from workbench.comm.messages.flat import even
-from workbench.model.weights.initial import initialize
 from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import SGD, Experiment, Pipelined, Synchronous, Synthetic
 from workbench.plan.plans.plan import Plan
 from workbench.program.step import program_of
-from workbench.train.run.rank import RankState, group_specs_of
 from workbench.train.step.state import StepState
 from workbench.train.strategy.reduction import GradientSum
 
@@ -24,11 +22,6 @@ FIELDS = dict(
     data=Synthetic(samples=50), batch_size=20, steps=4, optimizer=SGD(lr=0.02, momentum=0.9)
 )
 FEEDBACK = Codec(name="top_k", fraction=0.1, error_feedback=True)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=small.net())
 
 
 def parameters(found):
@@ -71,7 +64,7 @@ def test_what_is_recorded_are_the_codec_s_bytes(on_ranks, weights):
 
 def residuals(world, run, weights):
     """Bytes that a rank keeps between steps, with error feedback and without."""
-    state = RankState.start(run, world, world.groups(group_specs_of(run.plan)), weights, None)
+    state = started(world, run, weights)
     state.stepper.run(0)
     return sum(tensor.nbytes for tensor in state.strategy.buffers)
 
@@ -89,8 +82,7 @@ def overflowing(config, run, weights):
     """The gradient of one weight is too large for fp16 on rank 2."""
     try:
         with World.open(config) as world:
-            groups = world.groups(group_specs_of(run.plan))
-            state = RankState.start(run, world, groups, weights, None)
+            state = started(world, run, weights)
             coded = run.replace(sync=Synchronous(bucket_bytes=10**9, codec="fp16"))
             sums = GradientSum(program_of(coded).of(world.rank), state.model)
             sums.zeroing(list(state.model.trainable()))(StepState(0, (1,) * 4, 4))

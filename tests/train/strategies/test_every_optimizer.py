@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.train import small
-from tests.train.loop.test_session import GRAPH
 from tests.train.runs import same, trained
+from tests.train.small import GRAPH
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
     ASGD,

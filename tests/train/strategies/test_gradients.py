@@ -111,13 +111,3 @@ def test_a_gradient_that_comes_too_late_is_no_part_of_a_sum(on_ranks):
     for said in on_ranks(2, surprised, Plan.data_parallel(GRAPH, 2)):
         assert said.startswith("a backward pass left a gradient of '")
         assert "when the sum of '" in said
-
-
-def not_run(world: World, plan: Plan):
-    steps, _ = stepping(world, plan, Synchronous())
-    with pytest.raises(RuntimeError, match="no step has been run"):
-        steps.update()
-
-
-def test_what_has_not_been_run_is_not_updated(on_ranks):
-    on_ranks(2, not_run, Plan.data_parallel(GRAPH, 2))

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 from torch.testing import assert_close
 
-from tests.train.loop.test_session import session
+from tests.train.strategies import own
+from tests.train.strategies.own import net
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (
@@ -19,21 +18,11 @@ from workbench.plan.experiment.experiment import (
     Synchronous,
     Synthetic,
 )
-from workbench.plan.graph.graph import Input
-from workbench.plan.placement.placement import apportion, shard_group
 from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
-from workbench.train.data.datasets import open_data
-from workbench.train.data.feed import rows_of_step
 
 SHAPE = (3, 6, 6)
 MOMENTUM = SGD(lr=0.05, momentum=0.9)
-
-
-def net() -> nn.Module:
-    torch.manual_seed(3)
-    head = (nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
-    return nn.Sequential(*head, nn.Linear(36, 14), nn.Tanh(), nn.Linear(14, 10))
 
 
 GRAPH = trace(net(), input_shape=SHAPE)
@@ -54,16 +43,13 @@ def weights(tmp_path_factory):
 
 
 @pytest.fixture
-def run(on_ranks, weights, tmp_path):
+def run(whole_run, weights):
     def run(plan, *, resume=None, stop_after=None, **fields):
         values = dict(
             data=Synthetic(samples=30), batch_size=10, optimizer=MOMENTUM, steps=7, precision="fp64"
         )
         experiment = Experiment(plan=plan, **{**values, **fields})
-        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        args = (experiment, weights, directory, resume, stop_after)
-        outcome = on_ranks.seated(plan.world_size, session, *args)[0][1]
+        _, _, (outcome, *_) = whole_run(experiment, weights, resume, stop_after)
         return saved(Path(outcome.checkpoint)), outcome
 
     return run
@@ -98,70 +84,12 @@ def test_averaging_every_step_is_synchronous(run, optimizer, momentum, samples, 
         assert_close(tensor, expected[name], rtol=1e-12, atol=1e-13)
 
 
-def by_hand(weights, world, k, every, momentum, steps, samples=26, batch_size=10):
-    """A copy of the head for each rank and of the tail for each group, in plain torch."""
-    data = open_data(Synthetic(samples=samples), (Input(SHAPE),), 10, "train")
-    heads, tails = [], []
-    for copies, count in ((heads, world), (tails, world // k)):
-        for _ in range(count):
-            part = net().double()[:4] if copies is heads else net().double()[4:]
-            optimizer = torch.optim.SGD(part.parameters(), lr=0.05, momentum=0.9)
-            copies.append((part, optimizer))
-    since = [0] * world
-    for step in range(steps):
-        order = rows_of_step(samples, batch_size, 0, step)
-        rows = apportion(len(order), (1,) * world)
-        parts = order.split(list(rows))
-        for g, (tail, optimizer) in enumerate(tails):
-            members = shard_group(g * k, k)
-            loaded = [data.batch(parts[rank]) for rank in members]
-            for rank in members:
-                heads[rank][1].zero_grad()
-            optimizer.zero_grad()
-            features = [heads[r][0](x.double()) for r, (x, _) in zip(members, loaded, strict=True)]
-            labels = torch.cat([y for _, y in loaded])
-            F.cross_entropy(tail(torch.cat(features)), labels, reduction="sum").backward()
-            for rank in members:
-                scaled(heads[rank][0], rows[rank])
-            scaled(tail, sum(rows[rank] for rank in members))
-        for _, optimizer in (*heads, *tails):
-            optimizer.step()
-        since = [a + b for a, b in zip(since, rows, strict=True)]
-        if (step + 1) % every == 0 or step + 1 == steps:
-            groups = [sum(since[g * k : g * k + k]) for g in range(world // k)]
-            for copies, seen in ((heads, since), (tails, groups)):
-                averaged(copies, seen, momentum)
-            since = [0] * world
-    return heads[0][0].state_dict() | tails[0][0].state_dict()
-
-
-def scaled(part, rows):
-    for p in part.parameters():
-        p.grad /= rows
-
-
-@torch.no_grad()
-def averaged(copies, seen, momentum):
-    total = sum(seen)
-    for parameters in zip(*(part.parameters() for part, _ in copies), strict=True):
-        mean = sum(p * n / total for p, n in zip(parameters, seen, strict=True))
-        states = [o.state[p] for p, (_, o) in zip(parameters, copies, strict=True)]
-        buffers = [state["momentum_buffer"] for state in states]
-        average = sum(b * n / total for b, n in zip(buffers, seen, strict=True))
-        for p, buffer in zip(parameters, buffers, strict=True):
-            p.copy_(mean)
-            if momentum == "average":
-                buffer.copy_(average)
-            if momentum == "reset":
-                buffer.zero_()
-
-
 @pytest.mark.parametrize("momentum", ["keep", "average", "reset"])
 @pytest.mark.parametrize(("world", "k", "rounds"), [(3, 1, "BK"), (4, 2, "BK"), (4, 2, "B")])
 def test_equals_copies_kept_by_hand(run, weights, world, k, rounds, momentum):
     sync = LocalSGD(every=3, momentum=momentum)
     found, _ = run(plan(world, k, rounds), sync=sync, data=Synthetic(samples=26))
-    expected = by_hand(weights, world, k, 3, momentum, 7)
+    expected = own.with_means(sync, 7, world, k)
     assert set(weights_of(found)) == set(expected)
     for name, tensor in expected.items():
         assert_close(found[name], tensor, rtol=1e-11, atol=1e-12)

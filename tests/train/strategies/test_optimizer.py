@@ -209,10 +209,19 @@ def test_groups_are_torchs_own():
     assert set(known) == {"optimizer/momentum_buffer/weight"}
 
 
-def test_is_fused_where_torch_can():
-    assert build_optimizer(AdamW(), parameters().values()).defaults["fused"]
-    meta = nn.Parameter(torch.empty(3, device="meta"))
-    assert not build_optimizer(AdamW(), [meta]).defaults["fused"]
+@pytest.mark.parametrize(
+    ("value", "devices", "fused", "foreach"),
+    [
+        (AdamW(), ["cpu"], True, None),
+        (AdamW(), ["meta"], None, None),
+        (AdamW(), ["cpu", "meta"], None, None),
+        (Adamax(0.1), ["cpu"], None, False),
+    ],
+)
+def test_is_fused_where_torch_can(value, devices, fused, foreach):
+    held = [nn.Parameter(torch.empty(3, device=device)) for device in devices]
+    options = build_optimizer(value, held).param_groups[0]
+    assert (options.get("fused"), options["foreach"]) == (fused, foreach)
 
 
 @pytest.mark.parametrize("value", VALUES)
@@ -234,3 +243,24 @@ def test_a_parameter_without_a_gradient_keeps_its_own_count():
     tensors = state_tensors(optimizer, values_of(value, named), named)
     assert tensors[entry("step", "weight")] == 2
     assert tensors[entry("step", "bias")] == 1
+
+
+def test_numbers_stay_wide_and_elements_are_as_the_parameter():
+    weight = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    given = {"step": torch.tensor(257.0, dtype=torch.float64), "exp_avg": torch.ones(2)}
+    optimizer = build_optimizer(Adam(0.1), [weight])
+    load_state(optimizer, {"w": Adam(0.1)}, {"w": weight}, lambda s, _: given.get(s, torch.ones(2)))
+    held = optimizer.state[weight]
+    assert (held["step"].item(), held["step"].dtype) == (257.0, torch.float32)
+    assert held["exp_avg"].dtype == held["exp_avg_sq"].dtype == torch.bfloat16
+
+
+def test_what_was_never_updated_is_left_to_torch():
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = build_optimizer(Adam(0.1), [weight])
+    load_state(optimizer, {"w": Adam(0.1)}, {"w": weight}, lambda *_: torch.zeros(()))
+    assert not optimizer.state
+    plain = SGD(lr=0.1)
+    optimizer = build_optimizer(plain, [weight])
+    load_state(optimizer, {"w": plain}, {"w": weight}, lambda *_: torch.ones(1))
+    assert not optimizer.state

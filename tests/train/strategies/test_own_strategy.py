@@ -8,7 +8,7 @@ from ipyparallel.error import RemoteError
 from torch.testing import assert_close
 
 from tests.layers import nets
-from tests.train.loop.test_session import session
+from tests.train.runs import pieces_of, started
 from tests.train.strategies import own
 from workbench.bench.predict.stepping import measure
 from workbench.model.tracing.trace import trace
@@ -25,7 +25,6 @@ from workbench.train.checkpoint import checkpoint
 from workbench.train.optimizer.rules import try_out
 from workbench.train.run.equality import check_equal
 from workbench.train.run.loop import agree
-from workbench.train.run.rank import RankState, group_specs_of
 from workbench.train.run.reshard import under
 
 GRAPH = trace(own.net(), input_shape=own.SHAPE)
@@ -64,8 +63,7 @@ def trained(world, runs, weights):
     """For each run: this rank's weights at the end, and steps whose traffic was not predicted."""
     found = []
     for run, replans in runs:
-        groups = world.groups(group_specs_of(run.plan))
-        state = RankState.start(run, world, groups, weights, None)
+        state = started(world, run, weights)
         predicted, wrong = traffic_of(program_of(run)), []
         for step in range(run.steps):
             if step in replans:
@@ -83,7 +81,7 @@ def trained(world, runs, weights):
                 wrong.append((step, set(rows) ^ set(expected)))
         state.strategy.settle()
         check_equal(state.model, state.everyone, run.steps, run.sync)
-        found.append(({n: p.detach().clone() for n, p in state.model.pieces().items()}, wrong))
+        found.append((pieces_of(state), wrong))
         state.stepper.feed.close()
     return found
 
@@ -166,13 +164,10 @@ def test_what_states_the_same_as_a_built_in_one_leaves_the_same_bits(on_ranks, w
 
 
 @pytest.fixture
-def run(on_ranks, weights, tmp_path):
+def run(whole_run, weights):
     def run(plan, strategy, *, resume=None, stop_after=None, **fields):
         made = experiment(plan, strategy, **fields)
-        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        args = (made, weights, directory, resume, stop_after)
-        outcome = on_ranks.seated(plan.world_size, session, *args)[0][1]
+        _, _, (outcome, *_) = whole_run(made, weights, resume, stop_after)
         reader = checkpoint.load(Path(outcome.checkpoint), GRAPH).reader
         return {name: reader.read(name) for name in reader.names}, outcome
 
@@ -286,18 +281,6 @@ class Inventing(Strategy):
         return grad
 
 
-class Drifting(own.Prox):
-    def gradient(self, step, grad, weight, then, state):
-        state["anchor"].add_(grad)
-        return grad
-
-
-class Moving(Strategy):
-    def gradient(self, step, grad, weight, then, state):
-        weight.sub_(grad)
-        return grad
-
-
 @pytest.mark.parametrize(
     ("strategy", "text"),
     [
@@ -312,15 +295,3 @@ class Moving(Strategy):
 def test_what_would_not_be_the_same_under_any_plan_is_refused(strategy, text):
     with pytest.raises(OwnObjectError, match=text):
         try_out(strategy, OwnStrategy(strategy).timing)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "text"),
-    [
-        (Drifting(), "each rank has other gradients where weights are averaged"),
-        (Moving(), r"gradient\(\) changed the weights of '0.weight', which the optimizer moves"),
-    ],
-)
-def test_what_would_part_replicas_is_refused(on_ranks, weights, strategy, text):
-    with pytest.raises(RemoteError, match=f"OwnObjectError.*{text}"):
-        on_ranks(4, trained, [(experiment(hybrid(2), strategy), {})], weights)

@@ -2,11 +2,9 @@
 
 import pytest
 
-from tests.train import small
-from tests.train.loop.test_session import GRAPH, session
 from tests.train.recurrence import started, stepwise
-from tests.train.runs import same, trained
-from workbench.model.weights.initial import initialize
+from tests.train.runs import same, session, trained
+from tests.train.small import GRAPH
 from workbench.plan.experiment.experiment import (
     SGD,
     AdamW,
@@ -23,11 +21,6 @@ FIELDS = dict(data=Synthetic(samples=50), batch_size=20, steps=4, checkpoint_eve
 DATA = Plan.data_parallel(GRAPH, 3)
 HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
 UNEQUAL = Plan.hybrid(GRAPH, 3, 3).with_layer("5", shares=(3, 0, 1))
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=small.net())
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from tests.train.loop.test_session import session
+from tests.train.runs import session
 from tests.train.strategies.test_local_sgd import GRAPH, MOMENTUM, SHAPE, net, plan, saved
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import (

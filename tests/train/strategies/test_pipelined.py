@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from tests.train import small
-from tests.train.loop.test_session import GRAPH
 from tests.train.recurrence import both, stepwise
 from tests.train.runs import same
-from workbench.model.weights.initial import initialize
+from tests.train.small import GRAPH
 from workbench.plan.experiment.experiment import (
     SGD,
     AdamW,
@@ -24,11 +22,6 @@ FIELDS = dict(data=Synthetic(samples=50), batch_size=20, steps=7)
 DATA = Plan.data_parallel(GRAPH, 3)
 HYBRID = Plan.hybrid(GRAPH, 4, 2).with_batch_norm("synchronized")
 UNEQUAL = Plan.hybrid(GRAPH, 3, 3).with_layer("5", shares=(3, 0, 1))
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=small.net())
 
 
 def check(on_ranks, weights, *runs, **options):

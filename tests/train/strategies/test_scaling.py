@@ -9,9 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.ranks import all_ranks
-from tests.train.loop.test_session import session
+from tests.train.runs import pieces_of, session, started
+from workbench.comm.groups.group import Group
+from workbench.comm.messages.recorder import Recorder
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.checks import LEAST_SCALE
 from workbench.plan.experiment.experiment import (
     SGD,
     Adam,
@@ -28,7 +31,6 @@ from workbench.plan.plans.plan import Plan
 from workbench.train.checkpoint import checkpoint
 from workbench.train.data.datasets import open_data
 from workbench.train.data.feed import rows_of_step
-from workbench.train.run.rank import RankState, group_specs_of
 from workbench.train.step.gradients import LossScaling
 from workbench.train.step.trial import try_fp16
 
@@ -68,13 +70,12 @@ def weights(tmp_path_factory):
 
 def trained(world, run, weights):
     """Scales and weights after each step."""
-    groups = world.groups(group_specs_of(run.plan))
-    state = RankState.start(run, world, groups, weights, None)
+    state = started(world, run, weights)
     found = []
     for step in range(run.steps):
         state.stepper.run(step)
         state.stepper.update()
-        pieces = {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
+        pieces = pieces_of(state)
         found.append((state.updater.scaling.state().tolist(), pieces))
     return found
 
@@ -341,3 +342,19 @@ def test_what_this_processor_does_not_compute_is_refused_by_layer():
         try_fp16(module, cpu)
     del module["lstm"]
     try_fp16(module, cpu)
+
+
+@pytest.mark.parametrize(
+    ("value", "saved", "spent"),
+    [
+        (LossScale(), LEAST_SCALE * 1.01, False),
+        (LossScale(), LEAST_SCALE * 0.99, True),
+        (LEAST_SCALE / 2, 1.0, False),
+    ],
+)
+def test_only_a_scale_that_follows_can_be_spent(value, saved, spent):
+    scale = LossScaling(value, Group("everyone", (0,), 0, Recorder()), torch.device("cpu"))
+    scale.load(torch.tensor([saved, 0.0], dtype=torch.float64))
+    assert scale.is_spent is spent
+    follows = isinstance(value, LossScale)  # a number is the experiment's, whatever was saved
+    assert scale.state().tolist() == [pytest.approx(saved if follows else value), 0.0]

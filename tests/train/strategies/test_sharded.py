@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.train import small
-from tests.train.loop.test_session import GRAPH, session
 from tests.train.runs import same, trained
+from tests.train.small import GRAPH
 from tests.train.strategies.test_local_sgd import GRAPH as TAILED
 from tests.train.strategies.test_local_sgd import net as tailed
 from tests.train.strategies.test_local_sgd import plan as tailed_plan
@@ -148,15 +148,12 @@ def test_memory_and_traffic(on_either, weights):
 
 
 @pytest.fixture
-def ended(on_ranks, weights, tmp_path):
+def ended(whole_run, weights):
     """The logical tensors of a run's last checkpoint, and where it is."""
 
     def ended(plan, *, resume=None, stop_after=None, **fields):
         run = Experiment(plan=plan, optimizer=AdamW(lr=0.01), **{**FIELDS, **fields})
-        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        args = (run, weights["small"], directory, resume, stop_after)
-        outcome = on_ranks.seated(plan.world_size, session, *args)[0][1]
+        _, _, (outcome, *_) = whole_run(run, weights["small"], resume, stop_after)
         path = Path(outcome.checkpoint)
         reader = checkpoint.load(path, GRAPH).reader
         return {name: reader.read(name) for name in reader.names}, path

@@ -5,9 +5,7 @@ import json
 import pytest
 
 from tests.predict.running import peak_of_a_step
-from tests.train import small
-from tests.train.loop.test_session import GRAPH, session
-from workbench.model.weights.initial import initialize
+from tests.train.small import GRAPH
 from workbench.plan.experiment.experiment import SGD, Experiment
 from workbench.plan.plans.plan import Plan
 from workbench.train.trace import trace as traces
@@ -23,20 +21,9 @@ EXPERIMENT = Experiment(
 ROWS = ((8, 8),)
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return initialize(GRAPH, 0, tmp_path_factory.mktemp("weights"), module=small.net())
-
-
 @pytest.fixture
-def run(on_ranks, weights, tmp_path):
-    def run(**fields):
-        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        args = (EXPERIMENT.replace(**fields), weights, directory, None, None)
-        return directory, [rows for rows, _ in on_ranks.seated(2, session, *args)]
-
-    return run
+def run(whole_run, weights):
+    return lambda **fields: whole_run(EXPERIMENT.replace(**fields), weights)[:2]
 
 
 def test_sampled_steps_are_left_in_the_directory(run):

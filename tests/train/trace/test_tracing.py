@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tests.train import small
-from tests.train.loop.test_session import GRAPH
+from tests.train.small import GRAPH
 from tests.train.strategies.test_local_sgd import GRAPH as TAILED
 from tests.train.strategies.test_local_sgd import net as tailed
 from tests.train.strategies.test_local_sgd import plan as tailed_plan

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tests.train.runs import pieces_of
 from workbench.comm.groups.world import World
 from workbench.plan.experiment.experiment import Experiment
 from workbench.train.run.loop import agree
@@ -65,7 +66,7 @@ def step(world: World, experiment: Experiment, weights: Path, traced: bool) -> S
     left += ["updated"] * len(optimizer._optimizer_step_post_hooks)
     left += ["no garbage is collected"] * (not gc.isenabled())
     left += ["listener"] * (world.recorder.listener is not None)
-    pieces = {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
+    pieces = pieces_of(state)
     return Seen(pieces, peak, [row.counts for row in world.recorder.rows()], left, trace)
 
 

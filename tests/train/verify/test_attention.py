@@ -1,16 +1,16 @@
-"""Verification of transformers: attention cut by heads, dropout inside and behind it."""
+"""Verification of transformers, attention cut by heads, dropout inside and behind it; of rounds."""
 
 import pytest
 import torch
 from torch import nn
 
-from workbench.client.verifying import experiment_for, merge
+from tests.train.runs import verified
+from tests.train.small import net
+from workbench.client.verifying import experiment_for
 from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
-from workbench.model.weights.initial import initialize
+from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plans.plan import Plan
-from workbench.train.verify.verify import compare
-from workbench.train.verify.whole_model import write_reference
 
 RANKS = 3
 
@@ -56,21 +56,14 @@ def encoder():
 MODELS = {"encoder": encoder, "vit": vit, "swin": lambda: swin(1), "swin_v2": lambda: swin(2)}
 
 
-def compared(config, experiment, start, reference):
-    return compare(config, experiment, weights=start, reference=reference)[0]
-
-
-def verified(on_ranks, tmp_path, plan, module):
-    experiment = experiment_for(
-        plan, batch_size=6, steps=2, precision="fp64", optimizer=None, data=None, seed=0
-    )
-    start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
-    weights = initialize(plan.graph, 0, tmp_path, module=module)
-    write_reference(experiment, weights, start, reference)
-    ranks = plan.world_size
-    found = merge(experiment, on_ranks.seated(ranks, compared, experiment, start, reference))
+def exact(on_ranks, tmp_path, plan, module):
+    """Everything is as in one process, and every weight was compared."""
+    given = dict(precision="fp64", optimizer=None, data=None, seed=0)
+    run = experiment_for(plan, batch_size=6, steps=2, **given)
+    found = verified(on_ranks, tmp_path, run, module)
     names = {weight.name for layer in plan.graph.layers for weight in layer.weights}
     assert names == {d.name for d in found.differences if d.what in ("weight", "buffer")}
+    assert found.exact, found
     return found
 
 
@@ -83,8 +76,26 @@ def test_transformers_are_exact(on_ranks, tmp_path, name):
     for layer in attention:  # those too that the rule leaves whole
         plan = plan.with_layer(layer, scheme="shard_heads", group_size=RANKS)
     plan = plan.with_layer(attention[0], shares=(2, 0, 1))
-    found = verified(on_ranks, tmp_path, plan, module)
-    assert found.exact, found
+    exact(on_ranks, tmp_path, plan, module)
+
+
+@pytest.mark.parametrize("mode", ["local", "synchronized"])
+@pytest.mark.parametrize("rounds", ["B", "B/K"])
+@pytest.mark.parametrize(("world", "k"), [(4, 2), (3, 3)])
+def test_rounds_are_exact(on_ranks, tmp_path, rounds, mode, world, k):
+    """Of three steps an epoch the last one is short."""
+    graph = trace(net(), input_shape=(3, 8, 8))
+    run = Experiment(
+        plan=Plan.hybrid(graph, world, k, rounds=rounds).with_batch_norm(mode),
+        data=Synthetic(samples=26),
+        batch_size=10,
+        optimizer=SGD(lr=0.05, momentum=0.9),
+        steps=4,
+        precision="fp64",
+    )
+    found = verified(on_ranks, tmp_path, run, net())
+    assert {d.what for d in found.differences} >= {"output", "gradient", "weight"}
+    assert found.worst.error < 1e-10, found
 
 
 class Once(nn.Module):
@@ -108,5 +119,4 @@ def test_heads_in_rounds_are_exact(on_ranks, tmp_path, rounds):
     plan = Plan.data_parallel(trace(module, input_shape=(4, 3, 2)), 2)
     plan = plan.with_layer("attention", scheme="shard_heads").with_rounds(rounds)
     assert plan.tail is not None
-    found = verified(on_ranks, tmp_path, plan, module)
-    assert found.exact, found
+    exact(on_ranks, tmp_path, plan, module)

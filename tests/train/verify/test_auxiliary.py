@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tests.train.verify.test_attention import verified
+from tests.train.verify.test_attention import exact
 from workbench.model.tracing.trace import trace
 from workbench.plan.plans.plan import Plan
 from workbench.train.verify.whole_model import trained_on
@@ -26,8 +26,7 @@ def test_auxiliary_heads_are_trained_as_one_process_trains_them(on_ranks, tmp_pa
     outputs = ("auxiliary", "prediction", "unused", "auxiliary")
     graph = trace(module, input_shape=(4,), outputs=outputs)
     plan = Plan.data_parallel(graph, 2).with_layer("beside", scheme="shard_out", group_size=2)
-    found = verified(on_ranks, tmp_path, plan, module)
-    assert found.exact, found
+    found = exact(on_ranks, tmp_path, plan, module)
     compared = {d.name for d in found.differences if d.what == "output"}
     assert compared == {"head", "beside", "further"}
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from tests.train.runs import verified
 from tests.train.verify.test_verify import net, plan
 from workbench.client.verifying import experiment_for, merge
 from workbench.model.tracing.trace import trace
@@ -96,13 +97,6 @@ def test_a_loss_scale_is_of_no_use_where_verify_computes():
     given = dict(batch_size=None, steps=2, optimizer=None, data=None, seed=None)
     found = experiment_for(run, precision="fp32", **given)
     assert (found.precision, found.scaling) == ("fp32", None)
-
-
-def verified(on_ranks, tmp_path, run, module):
-    start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
-    weights = initialize(run.plan.graph, 0, tmp_path, module=module)
-    write_reference(run, weights, start, reference)
-    return merge(run, on_ranks.seated(2, held, run, start, reference, None))
 
 
 @pytest.mark.parametrize("batch_norm", ["local", "synchronized"])
