@@ -97,7 +97,6 @@ FOLDERS_IN_CIRCLES = {
     },
     "predict": {"predict", "predict/time"},
     "search": {"predict/search", "predict/search/bounds", "predict/search/limit"},
-    "train": {"train", "train/checkpoint", "train/loop", "train/strategies"},
 }
 
 # Names of modules in strings that the table does not permit. This list can only shrink, too.
