@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from workbench.bench.exactness.mutants import witness
+from tests.mutants import witness
 
 CHOSEN, FOUND = "WORKBENCH_CHOSEN", "WORKBENCH_FOUND"
 """Environment variables: the path of a file with {id: seconds allowed}, if any; the path of

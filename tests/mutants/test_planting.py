@@ -2,11 +2,10 @@
 
 import pytest
 
-from workbench.bench.benches import BENCHES
-from workbench.bench.exactness.mutants import planting
-from workbench.bench.exactness.mutants.faults import Fault
-from workbench.bench.exactness.mutants.suite import Observed, Outcome
-from workbench.bench.progress import Progress
+from tests.mutants import planting
+from tests.mutants.faults import Fault
+from tests.mutants.suite import Observed, Outcome
+from workbench.bench.harness.progress import Progress
 
 FAULTS = [
     Fault("off by one", f"workbench/comm/{name}.py", 1, (1, 1), True, 0, 1, "a", "b")
@@ -38,19 +37,3 @@ def test_the_share_is_told_after_each_fault(tried):
     assert shares == [0.0, 0.5, pytest.approx(2 / 3)]
     assert any("0 tests pass" in line and "a flaky test" in line for line in said)
     assert [line.split()[0] for line in said if "off by one" in line] == ["1/3", "2/3", "3/3"]
-
-
-def test_an_interrupt_keeps_what_was_found_and_tries_no_more(tried):
-    kept = []
-
-    def keep(report):
-        kept.append(report)
-        if len(kept) == 2:
-            raise KeyboardInterrupt
-
-    report, interrupted = BENCHES["exactness"].run(
-        Progress(say=lambda line: None), keep=keep, mutants=6, seed=0
-    )
-    assert interrupted
-    assert report.figures["mutants_killed_share"].median == 0.5
-    assert any("of 6 of faults" in note for note in report.notes)

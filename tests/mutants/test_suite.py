@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from workbench.bench.__main__ import main
-from workbench.bench.exactness.mutants import planting
-from workbench.bench.exactness.mutants.faults import faults
-from workbench.bench.exactness.mutants.suite import Observed, Outcome, attempt, observe, verdict
-from workbench.bench.exactness.mutants.witness import CALLS_IN_VAIN
+from tests.mutants import planting
+from tests.mutants.faults import faults
+from tests.mutants.suite import Observed, Outcome, attempt, observe, verdict
+from tests.mutants.witness import CALLS_IN_VAIN
 
-HOUSE = Path(__file__).resolve().parents[4] / "workbench"
+HERE = Path(__file__).resolve().parent
 FILE = "workbench/plan/small.py"
 VALUES = "workbench/plan/values.py"
 SOURCE = """
@@ -63,17 +62,11 @@ def test_broken():
 @pytest.fixture
 def root(tmp_path):
     root = tmp_path / "checkout"
-    bench = root / "workbench" / "bench"
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(
-        HOUSE / "bench" / "exactness" / "mutants", bench / "exactness" / "mutants", ignore=ignore
-    )
-    for init in ("__init__.py", "bench/__init__.py"):
-        shutil.copy(HOUSE / init, root / "workbench" / init)
-    (root / FILE).parent.mkdir()
+    ignore = shutil.ignore_patterns("__pycache__", "test_*")
+    shutil.copytree(HERE, root / "tests" / "mutants", ignore=ignore)
+    (root / FILE).parent.mkdir(parents=True)
     (root / FILE).write_text(SOURCE)
     (root / VALUES).write_text("FIRST = 0\n")
-    (root / "tests").mkdir()
     (root / "tests" / "test_small.py").write_text(TESTS)
     return root
 
@@ -186,7 +179,7 @@ def test_what_is_called_often_is_not_watched_for_ever(root, tmp_path):
 
 @pytest.mark.slow
 def test_a_hang_is_a_kill_and_what_nothing_shows_survives(root, tmp_path, monkeypatch):
-    monkeypatch.setattr("workbench.bench.exactness.mutants.suite.BESIDES_S", 1.0)
+    monkeypatch.setattr("tests.mutants.suite.BESIDES_S", 1.0)
     seen = observe(root, tmp_path / "observed", [FILE], ["tests"])
     hang, same = (
         next(f for f in faults(SOURCE, FILE) if (f.old, f.new) == change)
@@ -209,18 +202,6 @@ def test_a_report_names_the_survivors():
         f"survived: {fault} (3 tests)"
     ]
     assert json.dumps(content)
-
-
-def test_mutants_need_a_checkout(tmp_path, monkeypatch):
-    monkeypatch.setattr("workbench.__file__", str(tmp_path / "site" / "workbench" / "__init__.py"))
-    with pytest.raises(SystemExit, match="need a checkout with its tests"):
-        main(["exactness", "--mutants", "3"])
-
-
-def test_only_exactness_plants(capsys):
-    with pytest.raises(SystemExit):
-        main(["codecs", "--mutants", "3"])
-    assert "of exactness only, not of codecs" in capsys.readouterr().err
 
 
 BEGUN = {"test": "a::b", "number": 1, "engines": False}

@@ -39,7 +39,7 @@ def prepare(folder: Path, root: Path, files: Sequence[str]) -> dict[str, str]:
     (folder / "turn").write_bytes(_TURN.pack(NO_TEST))
     (folder / "files").write_text("\n".join(files))
     (folder / "path").mkdir()
-    start = "from workbench.bench.exactness.mutants.witness import start\n\nstart()\n"
+    start = "from tests.mutants.witness import start\n\nstart()\n"
     (folder / "path" / "sitecustomize.py").write_text(start)
     path = os.pathsep.join([str(folder / "path"), str(root)])
     return {FOLDER: str(folder), "PYTHONPATH": path, FILES: str(root)}

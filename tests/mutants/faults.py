@@ -14,7 +14,7 @@ from itertools import pairwise
 from types import CodeType, MappingProxyType
 from typing import Any
 
-from workbench.bench.exactness.mutants.operators import OPERATORS
+from tests.mutants.operators import OPERATORS
 
 # The annotations of positional parameters, by the name of a function or class.
 Signatures = Mapping[str, tuple[str, ...]]

@@ -1,4 +1,4 @@
-"""The share of seeded faults that the tests kill.
+"""The share of seeded faults that the tests kill: `python -m tests.mutants 200 --seed 404`.
 
 The faults are a sample of all that could be planted, spread evenly over kinds and files.
 """
@@ -14,11 +14,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from queue import SimpleQueue
 
-import workbench
-from workbench.bench.exactness.mutants.faults import Fault, faults, signatures
-from workbench.bench.exactness.mutants.suite import Observed, Outcome, attempt, copied, observe
-from workbench.bench.progress import Part, Progress
-from workbench.bench.report import Cell, Figure, Report
+from tests.mutants.faults import Fault, faults, signatures
+from tests.mutants.suite import Observed, Outcome, attempt, copied, observe
+from workbench.bench.harness.progress import Part, Progress
+from workbench.bench.harness.report import Cell, Figure, Report
 
 FOLDERS = ("comm", "layers", "train", "program", "plan")
 LEFT_OUT = {
@@ -100,14 +99,8 @@ WORKERS = min(4, os.cpu_count() or 1)
 
 
 def run(progress: Progress, count: int, seed: int) -> Iterator[Report]:
-    """Plants `count` faults, each alone in a copy of the checkout, and runs the tests near it.
-
-    Raises:
-        SystemExit: the workbench was installed without its tests.
-    """
-    checkout = Path(workbench.__file__).parent.parent
-    if not (checkout / "tests" / "conftest.py").exists():
-        raise SystemExit(f"mutants need a checkout with its tests; there are none in {checkout}")
+    """Plants `count` faults, each alone in a copy of the checkout, and runs the tests near it."""
+    checkout = Path(__file__).resolve().parents[2]
     found: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         outcomes = _outcomes(checkout, Path(folder), count, seed, progress)
@@ -133,7 +126,7 @@ def report(found: list[Outcome], seed: int) -> Report:
     seconds = sum(outcome.seconds for outcome in found) / len(found)
     left_out = "; ".join(f"{why}: {', '.join(files)}" for why, files in LEFT_OUT.items())
     return Report(
-        "exactness",
+        "mutants",
         tuple(rows),
         {"mutants_killed_share": Figure(share, share, share)},
         (

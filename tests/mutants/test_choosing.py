@@ -3,10 +3,10 @@
 from collections import Counter
 from pathlib import Path
 
-from workbench.bench.exactness.mutants.faults import faults
-from workbench.bench.exactness.mutants.planting import LEFT_OUT, chosen, sources
+from tests.mutants.faults import faults
+from tests.mutants.planting import LEFT_OUT, chosen, sources
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = "def f(a, b):\n    a += b % 2\n    return a[b:], a.clone()\n"
 
 

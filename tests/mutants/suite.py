@@ -19,9 +19,9 @@ from uuid import uuid4
 
 import psutil
 
-from workbench.bench.exactness.mutants import witness
-from workbench.bench.exactness.mutants.faults import Fault
-from workbench.bench.exactness.mutants.observer import CHOSEN, FOUND
+from tests.mutants import witness
+from tests.mutants.faults import Fault
+from tests.mutants.observer import CHOSEN, FOUND
 
 COPIED = ("workbench", "tests", "env", "pyproject.toml", "README.md")
 NOT_COPIED = ("__pycache__", "node_modules", "bundle", ".*")
@@ -303,7 +303,7 @@ def _pytest(
         (folder / "chosen").write_text(json.dumps(allowed))
         own[CHOSEN] = str(folder / "chosen")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["-p", "workbench.bench.exactness.mutants.observer", "-o", "faulthandler_timeout=0"]
+    command += ["-p", "tests.mutants.observer", "-o", "faulthandler_timeout=0"]
     with (folder / "said").open("w") as said:
         process = subprocess.Popen(
             [*command, *arguments],

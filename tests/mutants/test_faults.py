@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.bench.exactness.mutants.faults import faults, signatures
+from tests.mutants.faults import faults, signatures
 
 
 def planted(source, known=None):

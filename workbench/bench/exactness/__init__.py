@@ -1,1 +1,0 @@
-"""Whether plans compute what the whole model does: fixed cases, drawn ones, planted faults."""
