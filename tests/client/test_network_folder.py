@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 import workbench as wb
+from tests.faults.places import network_disk
 from tests.scheduler.values import request
 from tests.train.small import net
-from workbench.bench.recovery.disk import network_disk
 from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import make, sweep
 from workbench.model.tracing.trace import trace

@@ -1,8 +1,11 @@
-"""What happens to what a cluster's processes stand on: disk, clock, memory, links, hosts."""
+"""What a cluster stands on, and how it is struck: disk, clock, memory, links, hosts."""
 
+import errno
+import fcntl
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -12,11 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+import pytest
 
-from workbench.bench.recovery.disk import Disk, NetworkDisk, disk, network_disk, set_unwritable
-from workbench.bench.recovery.jumping import sitecustomize as jumping
-from workbench.client.run.run import Run
+from tests.faults.jumping import sitecustomize as jumping
+from workbench.bench.recovery import Disk, as_root, mounted_disk
 from workbench.hosts.emulated.hosts import Hosts
+from workbench.hosts.processes import until
 from workbench.hosts.remote.gathering import AGENT
 from workbench.store.errors import HostsError
 from workbench.store.run_folder import complete_checkpoints
@@ -26,16 +30,70 @@ GROUPS = Path("/sys/fs/cgroup")
 # The folder of control groups and the file of their limit, of both kinds of them.
 MEMORY = ((GROUPS / "memory", "memory.limit_in_bytes"), (GROUPS, "memory.max"))
 LITTLE = 1 << 20  # bytes: an engine wants more than that at once
+GET_FLAGS, SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS
+IMMUTABLE = 0x10  # FS_IMMUTABLE_FL
+LEAST_CHUNK = 4096
+LOOK_S, MOUNTED_WITHIN_S = 0.01, 10.0
+SFTP_SERVER = "/usr/lib/openssh/sftp-server"
 
 
-class Around:
-    """What a cluster stands on: what can be struck of it, and how.
+class NetworkDisk:
+    """A folder of this host behind SFTP, mounted at `root`; `wire` has the server's process id.
 
-    Args:
-        folder: a folder for all of it.
-        stack: ends all of it.
-        num_hosts: the number of emulated hosts; 0: engines are on this host.
-        network: where runs are, if their folder comes over a network.
+    The server is a process that `sshfs` has started.
+    """
+
+    def __init__(self, root: Path, wire: Path) -> None:
+        self.root, self._wire = root, wire
+
+    def stall(self) -> None:
+        """Who reads or writes waits until `go_on`."""
+        self._send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._send(signal.SIGCONT)
+
+    def cut(self) -> None:
+        """Breaks the connection: what is under way fails, and files that are open are lost."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        pid = self._wire.read_text().strip() if self._wire.exists() else ""
+        if pid:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), number)
+
+
+@contextmanager
+def network_disk(folder: Path) -> Iterator[NetworkDisk | None]:
+    """A network file system that is mounted in a folder; None where this process may mount none."""
+    served, root, wire, pid = (folder / n for n in ("served", "network", "wire", "wire.pid"))
+    served.mkdir()
+    root.mkdir()
+    # sshfs talks to what it takes for ssh: here to the server itself, of which it starts another
+    # where the connection is cut.
+    wire.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec {SFTP_SERVER}\n")
+    wire.chmod(0o700)
+    command = ["sshfs", "-f", "-o", f"reconnect,ssh_command={wire}", f"here:{served}", str(root)]
+    try:
+        client = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    except OSError:
+        yield None
+        return
+    found = NetworkDisk(root, pid)
+    try:
+        until(lambda: client.poll() is not None or root.is_mount(), MOUNTED_WITHIN_S, LOOK_S)
+        yield found if root.is_mount() else None
+    finally:
+        found.go_on()
+        if root.is_mount():
+            as_root("umount", "--lazy", root)
+        client.terminate()
+        client.wait()
+
+
+class Place:
+    """What a cluster stands on.
 
     Attributes:
         disk: the disk of runs and store; None: they have none of their own.
@@ -46,15 +104,11 @@ class Around:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        stack: ExitStack,
-        num_hosts: int = 0,
-        network: NetworkDisk | None = None,
+        self, folder: Path, stack: ExitStack, num_hosts: int, network: NetworkDisk | None
     ) -> None:
         self._folder, self._stack, self._num_hosts = folder, stack, num_hosts
         self.network = network
-        self.disk: Disk | None = None if network else stack.enter_context(disk(folder))
+        self.disk: Disk | None = None if network else stack.enter_context(mounted_disk(folder))
         mounted = self.disk or network
         self.directory = (folder if mounted is None else mounted.root) / "runs"
         self.hosts: Hosts | None = None
@@ -65,11 +119,7 @@ class Around:
             self.renew_hosts()
 
     def renew_hosts(self) -> None:
-        """Makes the hosts, in the place of earlier ones.
-
-        Raises:
-            HostsError: this process may not make hosts, or nobody can log in.
-        """
+        """Makes the hosts, in the place of earlier ones."""
         if self.hosts is not None:
             self.hosts.stop()
         self.hosts = self._stack.enter_context(Hosts(self._num_hosts))
@@ -78,33 +128,29 @@ class Around:
 
     def fill(self, seconds: float) -> None:
         """Has the disk be full for a while."""
-        assert self.disk is not None
-        _for(seconds, self.disk.fill, self.disk.empty)
+        ballast = self.disk.root / "ballast"
+        _for(seconds, partial(_fill, ballast), partial(ballast.unlink, missing_ok=True))
 
     def freeze(self, seconds: float) -> None:
-        """Has the disk stand still for a while."""
-        assert self.disk is not None
         _for(seconds, self.disk.freeze, self.disk.thaw)
 
     def stall(self, seconds: float) -> None:
-        """Has the network's file system not answer for a while."""
-        assert self.network is not None
         _for(seconds, self.network.stall, self.network.go_on)
 
-    def forbid(self, run: Run, seconds: float) -> None:
+    def forbid(self, run: Path, seconds: float) -> None:
         """Has a run's folder, and that of its attempts, take no files for a while."""
-        folders = [each for each in (run.directory, run.directory / "attempts") if each.exists()]
-        folders += run.directory.glob("attempts/*")
+        folders = [each for each in (run, run / "attempts") if each.exists()]
+        folders += run.glob("attempts/*")
 
-        def set_all(*, unwritable: bool) -> None:
+        def set_all(unwritable: bool) -> None:
             for folder in folders:
-                set_unwritable(folder, unwritable=unwritable)
+                _set_unwritable(folder, unwritable)
 
-        _for(seconds, partial(set_all, unwritable=True), partial(set_all, unwritable=False))
+        _for(seconds, partial(set_all, True), partial(set_all, False))
 
-    def damage(self, run: Run) -> None:
+    def damage(self, run: Path) -> None:
         """Overwrites some of the newest checkpoint."""
-        there = complete_checkpoints(run.directory)
+        there = complete_checkpoints(run)
         (file, *_) = sorted(there[max(there)].glob("*.safetensors"))
         middle = file.stat().st_size // 2
         with file.open("r+b") as opened:
@@ -122,22 +168,18 @@ class Around:
 
     def starve(self, pid: int) -> None:
         """Lets a process have no more memory than it has; the kernel kills it as it wants some."""
-        found = _memory()
-        assert found is not None
-        parent, limit = found
-        group = Path(tempfile.mkdtemp(dir=parent, prefix="workbench-bench-"))
+        parent, limit = _memory()
+        group = Path(tempfile.mkdtemp(dir=parent, prefix="workbench-faults-"))
         self._stack.callback(_remove, group)
         (group / limit).write_text(str(LITTLE))
         (group / "cgroup.procs").write_text(str(pid))
 
     def unplug(self, index: int, seconds: float) -> None:
         """Has a host be reached by nobody for a while."""
-        assert self.hosts is not None
         _for(seconds, partial(self.hosts.disconnect, index), partial(self.hosts.reconnect, index))
 
     def vanish(self, index: int) -> None:
         """Ends a host without a word to anybody, as a loss of power does."""
-        assert self.hosts is not None
         self.hosts.disconnect(index)
         for process in self._on_hosts([index]):
             with suppress(psutil.Error):
@@ -145,7 +187,6 @@ class Around:
 
     def agents(self) -> list[int]:
         """The processes that start engines on the hosts."""
-        assert self.hosts is not None
         found = []
         for process in self._on_hosts(range(len(self.hosts))):
             with suppress(psutil.Error):
@@ -155,7 +196,6 @@ class Around:
         return found
 
     def _on_hosts(self, indices: Iterable[int]) -> Iterator[psutil.Process]:
-        assert self.hosts is not None
         networks = {
             word.removeprefix("--net=")
             for index in indices
@@ -169,33 +209,19 @@ class Around:
                     yield process
 
 
-def _for(seconds: float, begin: Callable[[], object], end: Callable[[], object]) -> None:
-    try:
-        begin()
-        time.sleep(seconds)
-    finally:
-        end()
-
-
 @contextmanager
-def around(folder: Path, num_hosts: int = 0, *, network: bool = False) -> Iterator[Around | None]:
-    """What a cluster stands on; None where it is to have what there can be none of here.
-
-    Args:
-        folder: a folder for all of it.
-        num_hosts: the number of emulated hosts; 0: engines are on this host.
-        network: whether the folder of runs comes over a network.
-    """
+def place(folder: Path, *, hosts: int, network: bool) -> Iterator[Place]:
+    """What a cluster stands on; the test is skipped where there can be no hosts, or no network."""
     with ExitStack() as stack:
-        found = None
         mounted = stack.enter_context(network_disk(folder)) if network else None
-        if network:
-            if mounted is not None:
-                found = Around(folder, stack, network=mounted)
-        elif not num_hosts or shutil.which("sshd", path="/usr/sbin:/usr/bin"):
-            with suppress(HostsError):
-                found = Around(folder, stack, num_hosts)
-        yield found
+        if network and mounted is None:
+            pytest.skip("sshfs cannot mount a file system here")
+        if hosts and not shutil.which("sshd", path="/usr/sbin:/usr/bin"):
+            pytest.skip("there is no sshd")
+        try:
+            yield Place(folder, stack, hosts, mounted)
+        except HostsError as error:
+            pytest.skip(str(error))
 
 
 def can_starve() -> bool:
@@ -211,6 +237,39 @@ def _memory() -> tuple[Path, str] | None:
         if os.access(parent / "cgroup.procs", os.W_OK):
             return parent, limit
     return None
+
+
+def _for(seconds: float, begin: Callable[[], object], end: Callable[[], object]) -> None:
+    try:
+        begin()
+        time.sleep(seconds)
+    finally:
+        end()
+
+
+def _fill(ballast: Path) -> None:
+    """Takes all room that is left."""
+    with ballast.open("ab") as file:
+        chunk = 1 << 26
+        while chunk >= LEAST_CHUNK:
+            try:
+                os.posix_fallocate(file.fileno(), file.tell(), chunk)
+                file.seek(0, os.SEEK_END)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                chunk //= 2
+
+
+def _set_unwritable(folder: Path, unwritable: bool) -> None:
+    """Sets whether a folder takes no new files and loses none, not even root's."""
+    there = os.open(folder, os.O_RDONLY)
+    try:
+        flags = int.from_bytes(fcntl.ioctl(there, GET_FLAGS, bytes(8))[:4], "little")
+        flags = flags | IMMUTABLE if unwritable else flags & ~IMMUTABLE
+        fcntl.ioctl(there, SET_FLAGS, flags.to_bytes(8, "little"))
+    finally:
+        os.close(there)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A clock that jumps: what Python imports as it starts, where this folder is in its path.
 
-The file that `WORKBENCH_BENCH_CLOCK` names says by how many seconds the clock is ahead, and since
+The file that `WORKBENCH_TESTS_CLOCK` names says by how many seconds the clock is ahead, and since
 when; before it is there, by none. The time of day, and the dates of files that were changed since
 then, are as after such a jump of the host's clock; clocks that only count on do not jump, as there.
 """
@@ -8,7 +8,7 @@ then, are as after such a jump of the host's clock; clocks that only count on do
 import os
 import time
 
-FILE = "WORKBENCH_BENCH_CLOCK"
+FILE = "WORKBENCH_TESTS_CLOCK"
 
 
 def install(path: str) -> None:

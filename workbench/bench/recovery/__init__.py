@@ -1,1 +1,0 @@
-"""Processes killed during runs: what survives, and how soon."""
