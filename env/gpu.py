@@ -23,7 +23,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from workbench.bench.report import machine, versions
+from workbench.bench.harness.report import machine, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 INTO = ROOT / "build" / "gpu"

@@ -17,8 +17,8 @@ from pathlib import Path
 from playwright.sync_api import BrowserContext, Page
 
 from tests import ports
-from workbench.bench.widgets.front_end import browser as browser
-from workbench.bench.widgets.front_end import chromium as chromium
+from workbench.bench.harness.browser import browser as browser
+from workbench.bench.harness.browser import chromium as chromium
 
 # The notebook's own indicator says idle before there is a connection to the kernel.
 IDLE = "() => document.querySelector('#jp-main-statusbar')?.innerText.includes('| Idle')"

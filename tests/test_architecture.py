@@ -494,7 +494,7 @@ def names(node: ast.stmt) -> set[str]:
 def test_the_tests_mirror_the_house():
     places = [path.relative_to(ROOT) for path in files("tests") if path.name.startswith("test_")]
     tested = {place.parts[1] for place in places if len(place.parts) > 2}
-    others = {"env", "gpu", "notebooks", "oracle"}  # the last three for all folders together
+    others = {"env", "faults", "gpu", "mutants", "notebooks", "oracle"}  # for all together
     assert tested <= {*MAY_IMPORT, *others}, "a folder of tests with nothing to test"
     untested = {path.parent.relative_to(ROOT).parts[1] for path in modules()} - tested
     assert not untested, f"no tests for {', '.join(sorted(untested))}"

@@ -105,7 +105,7 @@ def numbers(text: str) -> set[str]:
 
 
 def test_each_figure_stands_in_the_section_of_its_benchmark() -> None:
-    """On the page of all figures, which `python -m workbench.bench all` writes as well."""
+    """On the page of all figures."""
     page = (ROOT / "notebooks/docs/pages/measured.md").read_text("utf-8")
     sections = {}
     for heading, text in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", page, re.M | re.S):

@@ -1,15 +1,14 @@
-"""Benchmarks keep what they have found, whatever ends them; all of them make a page."""
+"""Benchmarks keep what they have measured, whatever ends them; all of them are one file."""
 
 import json
 
 import pytest
 
-from workbench.bench import loading, page
+from workbench.bench import loading
 from workbench.bench.__main__ import main
-from workbench.bench.benches import BENCHES, Bench
-from workbench.bench.page import measure_all
-from workbench.bench.progress import Part, Progress
-from workbench.bench.report import Figure, Report
+from workbench.bench.benches import BENCHES, INTERRUPTED, UNFINISHED, Bench, measure_all
+from workbench.bench.harness.progress import Part, Progress
+from workbench.bench.harness.report import Figure, Report
 
 PLACE = "loading"  # whose function the tests replace
 
@@ -45,8 +44,7 @@ def test_results_are_written_as_they_come(monkeypatch, tmp_path):
     report, interrupted = BENCHES[PLACE].run(Progress(say=lambda line: None), keep=kept.append)
     assert (report.figures["ratio"].median, interrupted) == (4.0, False)
     assert [one.figures["ratio"].max for one in kept] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 7.0]
-    unfinished = "It has not ended: this is what was found so far."
-    assert [one.notes[1:] for one in kept] == [*[(unfinished,)] * 7, ()]
+    assert [one.notes[1:] for one in kept] == [*[(UNFINISHED,)] * 7, ()]
 
 
 def test_an_interrupted_run_keeps_what_it_has(monkeypatch, tmp_path, capsys):
@@ -55,7 +53,7 @@ def test_an_interrupted_run_keeps_what_it_has(monkeypatch, tmp_path, capsys):
     content = json.loads((tmp_path / "found.json").read_text())
     assert content["figures"]["ratio"] == {"median": 1.5, "min": 1.0, "max": 2.0}
     assert "Not all was run: 2 of 7 of rounds." in content["notes"]
-    assert content["notes"][-1] == "It was interrupted: this is what was found before."
+    assert content["notes"][-1] == INTERRUPTED
     assert "ratio  1.5 (1 .. 2)" in capsys.readouterr().out
 
 
@@ -94,49 +92,46 @@ def every(monkeypatch, **seconds):
                 clock.s += took
                 yield Report(name, ({"round": index},), {"ratio": Figure.of([2.0, index])})
 
-        monkeypatch.setattr(page, f"run_{name}", run, raising=False)
-        return Bench(f"page:run_{name}", BENCHES[name].what, minutes=1)
+        monkeypatch.setattr(loading, f"run_{name}", run, raising=False)
+        return Bench(f"loading:run_{name}", BENCHES[name].what, minutes=1)
 
     return {name: of(name, took) for name, took in seconds.items()}, clock
 
 
-def test_all_of_them_write_a_page_with_a_json_beside_it(monkeypatch, tmp_path):
-    benches, clock = every(monkeypatch, search=1.0, codecs=RuntimeError("no root"), models=1.0)
-    found, interrupted = measure_all(tmp_path, None, quick=True, benches=benches, now=clock)
-    assert (list(found.reports), interrupted) == (["search", "models"], False)
-    text = (tmp_path / "measured.md").read_text()
-    assert text == found.as_markdown()
-    assert f"## `search`: {BENCHES['search'].what}\n" in text
-    assert "| `ratio` | 4 | 2 .. 6 |\n" in text
-    assert "## Not measured\n\n* `codecs`: RuntimeError: no root\n" in text
-    assert max(map(len, text.splitlines())) <= 160
-    content = json.loads((tmp_path / "measured.json").read_text())
-    assert content["benches"]["models"]["figures"]["ratio"]["median"] == 4.0
+def test_all_of_them_print_their_tables_and_are_one_file(monkeypatch, tmp_path, capsys):
+    benches, clock = every(monkeypatch, search=1.0, codecs=RuntimeError("no root"), lm=1.0)
+    path = tmp_path / "build" / "measured.json"
+    content, interrupted = measure_all(path, None, quick=True, benches=benches, now=clock)
+    assert (list(content["benches"]), interrupted) == (["search", "lm"], False)
+    assert json.loads(path.read_text()) == json.loads(json.dumps(content))
+    assert content["benches"]["lm"]["figures"]["ratio"]["median"] == 4.0
     assert content["machine"]["cores"] >= 1
     assert content["missing"] == {"codecs": "RuntimeError: no root"}
+    assert capsys.readouterr().out.count("ratio  4 (2 .. 6)") == 2
 
 
 def test_a_budget_of_all_is_shared(monkeypatch, tmp_path):
     """What the first one does not use, the others have; each has a figure."""
-    benches, clock = every(monkeypatch, search=0.5, codecs=10.0, models=100.0)
-    found, _ = measure_all(tmp_path, 30.0, quick=False, benches=benches, now=clock)
-    rounds = {name: len(report.notes) and report.notes[0] for name, report in found.reports.items()}
-    assert rounds == {
-        "search": 0,
-        "codecs": "Not all was run: 1 of 7 of rounds.",
-        "models": "Not all was run: 1 of 7 of rounds.",
+    benches, clock = every(monkeypatch, search=0.5, codecs=10.0, lm=100.0)
+    path = tmp_path / "all.json"
+    content, _ = measure_all(path, 30.0, quick=False, benches=benches, now=clock)
+    short = ["Not all was run: 1 of 7 of rounds."]
+    assert {name: report["notes"] for name, report in content["benches"].items()} == {
+        "search": [],
+        "codecs": short,
+        "lm": short,
     }
 
 
-def test_an_interrupt_ends_all_and_keeps_the_page(monkeypatch, tmp_path):
-    benches, clock = every(monkeypatch, search=1.0, codecs=KeyboardInterrupt(), models=1.0)
-    found, interrupted = measure_all(tmp_path, None, quick=False, benches=benches, now=clock)
-    assert (list(found.reports), interrupted) == (["search"], True)
-    assert "| `ratio` | 4 | 2 .. 6 |" in (tmp_path / "measured.md").read_text()
+def test_an_interrupt_ends_all_and_keeps_the_file(monkeypatch, tmp_path):
+    benches, clock = every(monkeypatch, search=1.0, codecs=KeyboardInterrupt(), lm=1.0)
+    path = tmp_path / "all.json"
+    content, interrupted = measure_all(path, None, quick=False, benches=benches, now=clock)
+    assert (list(content["benches"]), interrupted) == (["search"], True)
+    assert "search" in json.loads(path.read_text())["benches"]
 
 
-@pytest.mark.parametrize("options", [["--only", "x"], ["--json", "x"], ["--plot", "x"]])
-def test_options_of_one_benchmark_are_not_of_all(options, capsys):
+def test_a_part_is_of_one_benchmark(capsys):
     with pytest.raises(SystemExit):
-        main(["all", *options])
-    assert f"{options[0]}: of one benchmark, not of all" in capsys.readouterr().err
+        main(["all", "--only", "x"])
+    assert "--only: of one benchmark, not of all" in capsys.readouterr().err

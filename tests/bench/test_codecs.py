@@ -3,9 +3,8 @@
 import pytest
 
 from workbench.bench import codecs
-from workbench.bench.progress import Part, Progress
-from workbench.client.calibration.sum_trace import SumTrace
-from workbench.plan.experiment.metrics import CollectiveTrace, Phase
+from workbench.bench.harness.match import Seen
+from workbench.bench.harness.progress import Part, Progress
 
 NBYTES = 2**16
 
@@ -13,18 +12,14 @@ NBYTES = 2**16
 class FakeCluster:
     """Every all-reduce takes a second, of which coding takes 7 ms on the slower rank."""
 
-    def trace_all_reduce(self, nbytes, *, algorithm, codec, times):
-        assert (nbytes, algorithm, times) == (NBYTES, "ring", 1)
-        ranks = []
-        for rank, decode_s in enumerate((0.001, 0.004)):
-            phases = (
-                Phase("encode", 0, 0.0, 0.001),
-                Phase("wait", 1, 0.001, 0.9),
-                Phase("reduce", 1, 0.901, 0.002),
-                Phase("decode", 1, 0.903, decode_s),
-            )
-            ranks.append(CollectiveTrace(rank, "g", "all_reduce", "", 1, 1.0, phases))
-        return SumTrace(codec.name, tuple(ranks))
+    def call(self, task, experiment, *, module, turns, rounds):
+        assert 4 * experiment.plan.graph.parameters == NBYTES
+        assert {(turn.alone, turn.runs.algorithm, rounds) for turn in turns} == {(True, "ring", 1)}
+        phases = {"encode": 0.001, "wait": 0.9, "reduce": 0.002}
+        return [
+            {turn.name: Seen([1.0], 0.0, phases | {"decode": decode_s}) for turn in turns}
+            for decode_s in (0.001, 0.004)
+        ]
 
 
 def rounds(count):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.bench.progress import Part, Progress
+from workbench.bench.harness.progress import Part, Progress
 
 
 class Clock:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from workbench.bench import report
 from workbench.bench.__main__ import BENCHES, main
-from workbench.bench.report import Devices, Figure, Report, engines_here
+from workbench.bench.harness import report
+from workbench.bench.harness.report import Devices, Figure, Report, engines_here
 from workbench.hosts.host import Gpu, Host
 
 REPORT = Report(

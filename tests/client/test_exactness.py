@@ -3,8 +3,8 @@
 import pytest
 
 import workbench as wb
-from workbench.bench.exactness.exactness import unequal_plans
-from workbench.bench.nets import INPUT_SHAPE, CifarNet, SmallVGG
+from workbench.bench.exactness import unequal_plans
+from workbench.bench.harness.nets import INPUT_SHAPE, CifarNet, SmallVGG
 from workbench.model.vision import torchvision
 
 MODELS = ("mobilenet_v3_small", "googlenet")  # `bench exactness` takes more, and larger ones

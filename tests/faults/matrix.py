@@ -38,7 +38,7 @@ from workbench.bench.recovery import (
 )
 from workbench.client.cluster import Cluster
 from workbench.client.run.run import Run
-from workbench.plan.plan import Plan
+from workbench.plan.plans.plan import Plan
 from workbench.store.errors import ClusterError, RunError
 from workbench.store.process import ProcessIdentity
 from workbench.train.checkpoint.checkpoint import latest

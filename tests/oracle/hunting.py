@@ -1,6 +1,13 @@
-"""Many drawn cases on engines of their own, and what became of each."""
+"""Many drawn cases on engines of their own, and what became of each.
 
+`python -m tests.oracle.hunting SEED` reads "FIRST STOP" of some cases from each line of its input,
+and writes what became of all so far as a line of JSON; at the end of the input once more, with
+failures made small. `python -m workbench.bench exactness --random N` is for people.
+"""
+
+import json
 import re
+import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -20,6 +27,8 @@ from tests.oracle.reducing import reduced
 from tests.oracle.running import Ranks
 from tests.ranks import Ranks as OnRanks
 from tests.ranks import gpus
+
+VERDICTS = ("equal", "refused", "invalid", "wrong")
 
 
 @dataclass(frozen=True)
@@ -56,15 +65,10 @@ class Hunt:
         return [(first[k], n) for k, n in Counter(map(kind, texts)).most_common()]
 
 
-def hunt(number: int, cases: Iterable[int], each: int, *, reduce: bool = True) -> Iterator[Hunt]:
-    """What became of the cases judged so far, after every few of them; at last of all of them.
+def hunt(seed: int, batches: Iterable[Sequence[int]]) -> Iterator[Hunt]:
+    """What became of the cases of these numbers after each batch; at last with failures reduced.
 
-    Args:
-        number: the seed of the cases; the same one draws the same cases.
-        cases: their numbers.
-        each: after how many cases there is a result.
-        reduce: whether to make failures small at last, which takes some dozens of runs for each
-            kind.
+    Reducing takes some dozens of runs for each kind of failure.
     """
     torch.set_num_threads(1)
     with Engines() as engines:
@@ -72,12 +76,11 @@ def hunt(number: int, cases: Iterable[int], each: int, *, reduce: bool = True) -
         found: list[tuple[Case, Verdict]] = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about what drawn modules do
-            for index in cases:
-                case = numbered(number, index)
-                found.append((case, judged(case, ranks)))
-                if len(found) % each == 0:
-                    yield _hunt(found, ranks, reduce=False)
-        yield _hunt(found, ranks, reduce)
+            for batch in batches:
+                for case in (numbered(seed, index) for index in batch):
+                    found.append((case, judged(case, ranks)))
+                yield _hunt(found, ranks, reduce=False)
+        yield _hunt(found, ranks, reduce=True)
 
 
 def _hunt(found: Sequence[tuple[Case, Verdict]], ranks: Ranks, reduce: bool) -> Hunt:
@@ -121,3 +124,20 @@ def _small(some: list[tuple[Case, str]], ranks: Ranks, reduce: bool) -> Wrong:
         case = reduced(case, fails)
         why = judged(case, ranks).why
     return Wrong(len(some), case, why)
+
+
+def main(seed: int) -> None:
+    """Judges what the input asks for."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # a drawn module may print
+    batches = (range(*map(int, line.split())) for line in sys.stdin)
+    for found in hunt(seed, batches):
+        content = {
+            "verdicts": {what: found.count(what) for what in VERDICTS},
+            "refused": found.refused,
+            "wrong": [(wrong.count, wrong.why, repr(wrong.case)) for wrong in found.wrong],
+        }
+        print(json.dumps(content), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.train.runs import started
-from workbench.bench.nets import INPUT_SHAPE, SmallVGG
+from workbench.bench.harness.nets import INPUT_SHAPE, SmallVGG
 from workbench.comm.groups.world import World
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize

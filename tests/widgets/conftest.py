@@ -3,7 +3,7 @@
 import pytest
 
 from tests.browser import browser
-from workbench.bench.widgets.front_end import FrontEnd
+from workbench.bench.harness.browser import FrontEnd
 
 
 @pytest.fixture(scope="module")

@@ -4,20 +4,17 @@ Both train torchvision's VGG-11 for the same steps on the same rows; they differ
 weights' seed, and dropout draws other masks in each.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
-from workbench.bench.nets import INPUT_SHAPE, SmallVGG
-from workbench.bench.plot import Bar, Chart
-from workbench.bench.progress import Part, Progress
-from workbench.bench.report import Cell, Figure, Report
+from workbench.bench.harness.nets import INPUT_SHAPE, SmallVGG
+from workbench.bench.harness.progress import Part, Progress
+from workbench.bench.harness.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import AdamW, Digits, Experiment
 from workbench.plan.plans.plan import Plan
 
-ENGINES = 4
-BATCH_SIZE = 128
-LEARNING_RATE = 1e-4
+ENGINES, BATCH_SIZE, LEARNING_RATE = 4, 128, 1e-4
 HYBRID, WHOLE = "hybrid, 4 engines", "one process"
 
 
@@ -30,17 +27,19 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
         WHOLE: Plan.data_parallel(graph, 1),
     }
     rows: list[dict[str, Cell]] = []
-    found: dict[str, list[float]] = {name: [] for name in plans}
+    accuracies: dict[str, list[float]] = {name: [] for name in plans}
     seeds = 1 if quick else 3
     progress.begin(*(Part(name, seeds, 10 if quick else 250) for name in plans))
-    for name, plan in plans.items():
-        if not progress.wants(name):
-            continue
+    note = (
+        f"{graph.source.name}, scikit-learn's digits at 32 x 32, batches of {BATCH_SIZE}, "
+        f"AdamW at {LEARNING_RATE:g}."
+    )
+    for name in filter(progress.wants, plans):
         # One engine has all cores.
-        with Cluster(plan.world_size, timeout=300.0) as cluster:
+        with Cluster(plans[name].world_size, timeout=300.0) as cluster:
             for seed in progress.each(name):
                 experiment = Experiment(
-                    plan=plan,
+                    plan=plans[name],
                     data=Digits(),
                     batch_size=BATCH_SIZE,
                     optimizer=AdamW(lr=LEARNING_RATE),
@@ -48,45 +47,26 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
                     seed=seed,
                 )
                 ended = cluster.train(experiment, module=module).wait()
-                found[name].append(ended.evaluation["accuracy"])
+                accuracies[name].append(ended.evaluation["accuracy"])
                 times = ended.metrics["time"]
                 rows.append(
                     {
                         "system": name,
                         "seed": seed,
                         "steps": experiment.steps,
-                        "accuracy": found[name][-1],
+                        "accuracy": accuracies[name][-1],
                         "last loss": float(ended.metrics["loss"].iloc[-1]),
                         "seconds": float(times.max() - times.min()),
                     }
                 )
-                yield _report(graph.source.name, rows, found)
+                yield Report("accuracy", tuple(rows), _figures(accuracies), (note,))
 
 
-def _report(
-    model: str, rows: Sequence[Mapping[str, Cell]], found: Mapping[str, Sequence[float]]
-) -> Report:
-    ours, theirs = found[HYBRID], found[WHOLE]
+def _figures(accuracies: dict[str, list[float]]) -> dict[str, Figure]:
+    ours, theirs = accuracies[HYBRID], accuracies[WHOLE]
     samples = {
         "accuracy": ours,
         "accuracy_of_one_process": theirs,
         "accuracy_difference": [a - b for a, b in zip(ours, theirs, strict=False)],
     }
-    bars = tuple(
-        Bar(name, *_figure(values), ours=name == HYBRID) for name, values in found.items() if values
-    )
-    return Report(
-        "accuracy",
-        tuple(rows),
-        {name: Figure.of(values) for name, values in samples.items() if values},
-        (
-            f"{model}, scikit-learn's digits at 32 x 32, batches of {BATCH_SIZE}, "
-            f"AdamW at {LEARNING_RATE:g}.",
-        ),
-        (Chart("accuracy on images that were not trained on", bars, target=0.97),),
-    )
-
-
-def _figure(values: Sequence[float]) -> tuple[float, float, float]:
-    figure = Figure.of(values)
-    return figure.median, figure.min, figure.max
+    return {name: Figure.of(values) for name, values in samples.items() if values}

@@ -15,19 +15,20 @@ from functools import partial
 from typing import get_args
 
 import torch
+from torch import nn
 
-from workbench.bench.plot import Bar, Chart
-from workbench.bench.progress import Part, Progress
-from workbench.bench.report import Cell, Figure, Report
+from workbench.bench.harness.match import Turn, take_turns
+from workbench.bench.harness.progress import Part, Progress
+from workbench.bench.harness.report import MIB, Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.comm.codecs import PieceCoding, coder_of
+from workbench.model.tracing.trace import trace
 from workbench.plan.collective.codec import AnyCodec, Codec, CodecName, OwnCodec, as_codec
-from workbench.plan.experiment.metrics import PhaseName
+from workbench.plan.experiment.experiment import SGD, Experiment, Synchronous
+from workbench.plan.plans.plan import Plan
 
-RANKS = 4
-MIB = 2**20
+RANKS, FEATURES = 4, 1024
 WIRE_BYTES_PER_S = 125e6
-CODING: tuple[PhaseName, ...] = ("encode", "reduce", "decode")
 # How often each element goes through each operation, on one rank of a ring.
 TIMES = {"encode": 1.0, "add": (RANKS - 1) / RANKS, "decode": 1.0}
 
@@ -38,10 +39,7 @@ Seconds = dict[str, dict[str, list[float]]]
 def run(progress: Progress, *, quick: bool, codec: str | None = None) -> Iterator[Report]:
     """Measures every codec; `quick` takes fewer rounds and 16 MiB instead of 64.
 
-    Args:
-        progress: the progress of the rounds.
-        quick: whether it is short.
-        codec: "module:attribute" or entry point of one more codec; None: there is none.
+    `codec` is "module:attribute" or the entry point of one more.
     """
     nbytes, rounds = (16 * MIB, 3) if quick else (64 * MIB, 7)
     own = () if codec is None else (codec,)
@@ -53,29 +51,37 @@ def run(progress: Progress, *, quick: bool, codec: str | None = None) -> Iterato
 def compare(
     cluster: Cluster, progress: Progress, nbytes: int, own: Sequence[str] = ()
 ) -> Iterator[Report]:
-    """Measures every codec on a cluster of four engines, in rounds.
+    """Measures every codec in rounds, for so many bytes of fp32 values on each of four engines.
 
-    Args:
-        cluster: the cluster whose engines communicate.
-        progress: the progress of the part "rounds", in each of which each codec takes its turn.
-        nbytes: the bytes of fp32 values on each rank.
-        own: codecs of your own, "module:attribute" or entry points; without error feedback.
+    Codecs of one's own, "module:attribute" or entry points, run without error feedback.
     """
     names: tuple[CodecName, ...] = get_args(CodecName)
     codecs: Codecs = {name: Codec(name=name) for name in names}
-    found: list[OwnCodec] = [as_codec(one) for one in own]
-    codecs |= {one.name: one.replace(error_feedback=False) for one in found}
+    others: list[OwnCodec] = [as_codec(name) for name in own]
+    codecs |= {codec.name: codec.replace(error_feedback=False) for codec in others}
     x = torch.randn(nbytes // 4, generator=torch.Generator().manual_seed(0))
     alone: Seconds = {name: {op: [] for op in TIMES} for name in codecs}
     traced: dict[str, list[float]] = {name: [] for name in codecs}
+    module = nn.Linear(nbytes // 4 // FEATURES, FEATURES, bias=False)  # whose gradient is as large
+    experiment = Experiment(
+        plan=Plan.data_parallel(trace(module, input_shape=(module.in_features,)), RANKS),
+        data="synthetic",
+        batch_size=RANKS,
+        optimizer=SGD(lr=0.01),
+        steps=1,
+    )
+    turns = [
+        Turn(name, Synchronous(algorithm="ring", codec=codec), warm=1, steps=1, alone=True)
+        for name, codec in codecs.items()
+    ]
     measure(codecs, x)  # warms up
     for _ in progress.each("rounds"):
         for name, seconds in measure(codecs, x).items():
             for op in TIMES:
                 alone[name][op].append(seconds[op])
-        for name, codec in codecs.items():
-            trace = cluster.trace_all_reduce(nbytes, algorithm="ring", codec=codec, times=1)
-            traced[name].append(max(rank.seconds_of(CODING) for rank in trace.ranks))
+        ranks = take_turns(cluster, experiment, module, turns, 1)
+        for name in codecs:
+            traced[name].append(max(rank[name].coding_s() for rank in ranks))
         yield _report(codecs, alone, traced, nbytes)
 
 
@@ -85,7 +91,7 @@ def measure(codecs: Codecs, x: torch.Tensor) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
     try:
         out = torch.zeros(x.numel())
-        found = {}
+        seconds = {}
         for name, codec in codecs.items():
             coding = PieceCoding(coder_of(codec, x.device), x.device)
             (wire,) = coding.buffers([x.numel()])
@@ -94,8 +100,8 @@ def measure(codecs: Codecs, x: torch.Tensor) -> dict[str, dict[str, float]]:
                 "add": partial(coding.add, wire, out),
                 "decode": partial(coding.decode, wire, out),
             }
-            found[name] = {op: _timed(operation) for op, operation in operations.items()}
-        return found
+            seconds[name] = {op: _timed(operation) for op, operation in operations.items()}
+        return seconds
     finally:
         torch.set_num_threads(threads)
 
@@ -126,10 +132,6 @@ def _report(codecs: Codecs, alone: Seconds, traced: dict[str, list[float]], nbyt
         ]
         figures[f"{name}_coding_vs_transfer"] = Figure.of(each)
         figures[f"{name}_coding_traced_vs_transfer"] = Figure.of([s / wire_s for s in traced[name]])
-    bars = tuple(
-        Bar(name, figure.median, figure.min, figure.max, "int8" in name)
-        for name, figure in figures.items()
-    )
     return Report(
         "codecs",
         tuple(rows),
@@ -140,6 +142,5 @@ def _report(codecs: Codecs, alone: Seconds, traced: dict[str, list[float]], nbyt
             f"wire of 1 Gbit/s ({1e3 * wire_s:.0f} ms), alone and in an all-reduce of {RANKS} "
             f"engines; {rounds} interleaved rounds: median, range.",
         ),
-        (Chart("coding, as a part of the uncoded transfer at 1 Gbit/s", bars, target=0.15),),
         engines=RANKS,
     )

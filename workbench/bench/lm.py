@@ -1,9 +1,9 @@
-"""A language model cut by heads, MLPs and vocabulary, against torch's tensor parallelism.
+"""A language model sharded by heads, MLPs and vocabulary, against torch's tensor parallelism.
 
-    workbench             `Plan.hybrid`: attention by heads, MLPs in pairs, table and scores cut;
-                          between cut layers each rank has its own rows of the batch, or, with
-                          tokens divided, some tokens of all rows
-    torch TP              DTensor, loss over the cut vocabulary, everything else on every rank
+    workbench             `Plan.hybrid`: attention by heads, MLPs in pairs, table and scores
+                          sharded; between sharded layers each rank has its own rows of the batch,
+                          or, with tokens divided, some tokens of all rows
+    torch TP              DTensor, loss over the sharded vocabulary, everything else on every rank
     torch TP + sequence   the same with sequence parallelism
     torch DDP             the whole model on every rank
     one process           as many threads as there are engines, the same global batch
@@ -16,7 +16,7 @@ each round has some steps of every system, which are built anew for it.
     tensor-parallel   torch TP, torch TP + sequence
     ddp               torch DDP, one engine and one process
     tokens            the workbench itself with tokens divided
-    loss              the loss alone, of drawn scores that are cut by the vocabulary, against
+    loss              the loss alone, of drawn scores that are sharded by the vocabulary, against
                       gathering them, regrouping them by rows, and torch's loss_parallel
     oversubscribed    as tensor-parallel, on four engines where there are fewer cores or GPUs
 """
@@ -25,11 +25,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from workbench.bench.nets import GPT
-from workbench.bench.plot import Bar, Chart
-from workbench.bench.progress import Part, Progress
-from workbench.bench.report import Cell, Devices, Figure, Report, engines_here
-from workbench.bench.rivals.matches import Found, Match, bars_of, measured, rows_of
+from workbench.bench.harness.match import MEASURE_LOSSES, Match, Results, run_round
+from workbench.bench.harness.nets import GPT
+from workbench.bench.harness.progress import Part, Progress
+from workbench.bench.harness.report import Cell, Devices, Figure, Report, engines_here
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment
@@ -39,17 +38,7 @@ from workbench.plan.plans.plan import Plan
 
 @dataclass(frozen=True)
 class Size:
-    """The size of the model and of the work.
-
-    Attributes:
-        blocks: the blocks of the model (`nets.GPT`).
-        width: the features of a token.
-        tokens: the tokens of a sequence.
-        vocabulary: the tokens that there are.
-        rows: the sequences of a rank in a step.
-        rounds: the rounds, in each of which every system takes its turn.
-        steps: the steps of a turn.
-    """
+    """The size of the model (`nets.GPT`), and of the work: rows of a rank, rounds, their steps."""
 
     blocks: int
     width: int
@@ -70,7 +59,6 @@ MATCHES = {
     "tokens": (("divided",),),
     LOSS: (),
 }
-LOSSES = "workbench.bench.rivals.interleaved:measure_losses"
 FIGURES = {
     "torch TP +": "throughput_vs_torch_sequence",
     "torch TP,": "throughput_vs_torch_tp",
@@ -94,12 +82,12 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     if crowded:
         matches.append(Match(OVERSUBSCRIBED, CROWD, MATCHES["tensor-parallel"], 40))
     progress.begin(
-        *(Part(one.part, size.rounds, one.seconds) for one in matches),
+        *(Part(match.part, size.rounds, match.seconds) for match in matches),
         *([] if crowded else [Part(OVERSUBSCRIBED, 0, 0)]),  # named, it is no error
     )
-    found: list[tuple[Match, Found]] = []
+    played: list[tuple[Match, Results]] = []
     wanted = [match for match in matches if progress.wants(match.part)]
-    for count, those in groupby(wanted, key=lambda match: match.engines):
+    for count, alike in groupby(wanted, key=lambda match: match.engines):
         experiment = Experiment(
             plan=Plan.hybrid(graph, count),
             data="text",
@@ -109,29 +97,29 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
         )
         # One of its own: engines have their own cores only if there are no more of them.
         with Cluster(count, timeout=300.0) as cluster:
-            for match in those:
-                found.append((match, Found()))
+            for match in alike:
+                played.append((match, Results()))
                 for _ in progress.each(match.part):
                     if match.part == LOSS:
-                        ranks = cluster.call(LOSSES, experiment, module=module, steps=size.steps)
+                        ranks = cluster.call(
+                            MEASURE_LOSSES, experiment, module=module, steps=size.steps
+                        )
                     else:
-                        ranks = measured(cluster, experiment, module, match.rivals, size.steps)
-                    found[-1][1].add(ranks)
-                    yield _report(graph, size, engines, found)
+                        ranks = run_round(cluster, experiment, module, match.rivals, size.steps)
+                    played[-1][1].add(ranks)
+                    yield _report(graph, size, engines, played)
 
 
-def _report(graph: Graph, size: Size, engines: int, found: Sequence[tuple[Match, Found]]) -> Report:
+def _report(
+    graph: Graph, size: Size, engines: int, played: Sequence[tuple[Match, Results]]
+) -> Report:
     rows: list[dict[str, Cell]] = []
     figures: dict[str, Figure] = {}
-    for match, one in found:
-        count = match.engines
-        rows += [{"part": match.part, **row} for row in rows_of(graph, count, count, one)]
+    for match, results in played:
+        of_match = results.rows(graph, match.engines, match.engines)
+        rows += [{"part": match.part, **row} for row in of_match]
         end = "_oversubscribed" if match.part == OVERSUBSCRIBED else ""
-        figures |= {f"{name}{end}": figure for name, figure in _figures(one).items()}
-    speeds = bars_of(rows, "{system} ({part})")
-    ratios = tuple(
-        Bar(name, figure.median, figure.min, figure.max, True) for name, figure in figures.items()
-    )
+        figures |= {f"{name}{end}": figure for name, figure in _figures(results).items()}
     return Report(
         "lm",
         tuple(rows),
@@ -146,25 +134,23 @@ def _report(graph: Graph, size: Size, engines: int, found: Sequence[tuple[Match,
             "Loss: of the last step, on the sources of Python's standard library. All start alike "
             "and read the same rows. In the part of the loss alone samples are labels, scores are "
             f"drawn, as many as the model gives for a batch, and a turn is {size.steps} steps too.",
-            "DTensor has no fused update: TP updates its cut weights with foreach.",
+            "DTensor has no fused update: TP updates its sharded weights with foreach.",
         ),
-        (Chart("samples/s", speeds), Chart("the workbench's share", ratios, target=1.0)),
         engines=engines,
     )
 
 
-def _figures(found: Found) -> dict[str, Figure]:
+def _figures(results: Results) -> dict[str, Figure]:
     """Ratios of the workbench to every system that it ran with, and the worst gap of losses."""
     figures = {}
-    for name, theirs in found.speeds.items():
+    for name, theirs in results.speeds.items():
         figure = next((f for start, f in FIGURES.items() if name.startswith(start)), "")
         if not figure:
             continue
-        ratios = [a / b for a, b in zip(found.speeds["workbench"], theirs, strict=True)]
-        figures[figure] = Figure.of(ratios)
+        figures[figure] = Figure.ratio(results.speeds["workbench"], theirs)
         if not name.startswith("one "):
-            share = found.peaks["workbench"] / found.peaks[name]
-            figures[figure.replace("throughput", "peak_bytes")] = Figure(share, share, share)
-            gap = abs(found.losses["workbench"] - found.losses[name])
-            figures[figure.replace("throughput", "loss_gap")] = Figure(gap, gap, gap)
+            share = results.peaks["workbench"] / results.peaks[name]
+            figures[figure.replace("throughput", "peak_bytes")] = Figure.of([share])
+            gap = abs(results.losses["workbench"] - results.losses[name])
+            figures[figure.replace("throughput", "loss_gap")] = Figure.of([gap])
     return figures

@@ -56,8 +56,8 @@ from workbench.client.run.run import Run
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
-from workbench.plan.experiment.measured import Row as MeasuredRow
-from workbench.plan.plan import Plan
+from workbench.plan.experiment.metrics import Row as MeasuredRow
+from workbench.plan.plans.plan import Plan
 from workbench.server.attempt import attempt_folder
 from workbench.store.errors import ClusterError, HostsError, RunError
 from workbench.store.process import RENDEZVOUS, SERVER, SUPERVISOR, holder

@@ -12,15 +12,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scipy.stats import kendalltau
 from torch import nn
 
-from workbench.bench.nets import GPT, INPUT_SHAPE, SmallVGG
-from workbench.bench.progress import Part, Progress
-from workbench.bench.report import Cell, Figure, Report
-from workbench.bench.rivals.interleaved import Measured
+from workbench.bench.harness.match import MEASURE_PLANS, Measured
+from workbench.bench.harness.nets import GPT, INPUT_SHAPE, SmallVGG
+from workbench.bench.harness.progress import Part, Progress
+from workbench.bench.harness.report import Cell, Figure, Report
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
@@ -46,12 +46,53 @@ BLOCKS, WIDTH, TOKENS, VOCABULARY = 48, 128, 32, 100  # of the stack
 MOMENTUM = SGD(lr=0.01, momentum=0.9)
 
 
+Rows = list[dict[str, Cell]]
+
+
 @dataclass(frozen=True)
 class Model:
     """A model to train: a graph, and its module unless it is torchvision's."""
 
     graph: Graph
     module: nn.Module | None = None
+
+
+@dataclass
+class _Results:
+    """The rows of each part, and the samples of figures that no row has."""
+
+    searched: Rows = field(default_factory=list)
+    stack: Rows = field(default_factory=list)
+    ran: Rows = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    taus: list[float] = field(default_factory=list)
+    traced: list[float] = field(default_factory=list)
+
+    def report(self) -> Report:
+        """The report of all results so far."""
+        solved = [row for row in self.searched if row["gap"] != "-"]
+        free = [row for row in solved if row["limit"] == "-"]
+        samples = {
+            "search_seconds": [float(row["seconds"]) for row in free],
+            "gap": [float(row["gap"]) for row in free],
+            "gap_under_limit": [float(row["gap"]) for row in solved if row["limit"] != "-"],
+            "stack_trace_seconds": self.traced,
+            "stack_search_seconds": [float(row["seconds"]) for row in self.stack],
+            "stack_gap": [float(row["gap"]) for row in self.stack],
+            "chosen_vs_best": self.ratios,
+            "kendall_tau": self.taus,
+        }
+        notes = (
+            f"seconds: median of {REPEATS} searches, each from nothing, at {RANKS} ranks of {ROWS} "
+            "rows (under a limit: of one); gap: by how much, at most, a plan could be predicted to "
+            "be faster; search_seconds and gap are of searches without a limit.",
+            f"stack: a language model of {BLOCKS} blocks, on all machines of `Machine.presets()`.",
+            "chosen_vs_best: median seconds of the plan that was searched over those of the "
+            "fastest plan that ran, for each model; 1: it is the fastest.",
+        )
+        figures = {name: Figure.of(values) for name, values in samples.items() if values}
+        rows = (*self.searched, *self.stack, *self.ran)
+        return Report("search", rows, figures, notes, engines=ENGINES)
 
 
 def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
@@ -64,62 +105,29 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
         *([Part("stack", len(presets), 4)] if presets else []),
         Part("ran", models, 180),
     )
-    searched, stack, ran = (list[Mapping[str, Cell]]() for _ in range(3))
-    ratios, taus, traced = list[float](), list[float](), list[float]()
+    results = _Results()
     graphs: dict[str, Graph] = {}
     for name, machine, limit in progress.each("searched", cases):
         if name not in graphs:
             graphs[name] = trace(name, input_shape=IMAGE, num_classes=1000)
-        searched.append(_row(graphs[name], machine, limit))
-        yield _report(searched, stack, ran, ratios, taus, traced)
+        results.searched.append(_row(graphs[name], machine, limit))
+        yield results.report()
     for machine in progress.each("stack", presets):
-        if not traced:
+        if not results.traced:
             net, began = GPT(BLOCKS, WIDTH, TOKENS, VOCABULARY), time.perf_counter()
             graphs["stack"] = trace(net, input_shape=(TOKENS,), vocabulary=VOCABULARY)
-            traced.append(time.perf_counter() - began)
-        stack.append(_row(graphs["stack"], machine, None))
-        yield _report(searched, stack, ran, ratios, taus, traced)
+            results.traced.append(time.perf_counter() - began)
+        results.stack.append(_row(graphs["stack"], machine, None))
+        yield results.report()
     if not progress.wants("ran"):
         return
     with _own_cache(), Cluster(ENGINES, timeout=300.0) as cluster:
         for model in progress.each("ran", _models(quick)):
             rows, ratio = _ran(cluster, model, progress.fitting(9), quick)
-            ran += rows
-            ratios.append(ratio)
-            taus.append(_tau(rows))
-            yield _report(searched, stack, ran, ratios, taus, traced)
-
-
-def _report(
-    searched: Sequence[Mapping[str, Cell]],
-    stack: Sequence[Mapping[str, Cell]],
-    ran: Sequence[Mapping[str, Cell]],
-    ratios: Sequence[float],
-    taus: Sequence[float],
-    traced: Sequence[float],
-) -> Report:
-    found = [row for row in searched if row["gap"] != "-"]
-    free = [row for row in found if row["limit"] == "-"]
-    samples = {
-        "search_seconds": [float(row["seconds"]) for row in free],
-        "gap": [float(row["gap"]) for row in free],
-        "gap_under_limit": [float(row["gap"]) for row in found if row["limit"] != "-"],
-        "stack_trace_seconds": traced,
-        "stack_search_seconds": [float(row["seconds"]) for row in stack],
-        "stack_gap": [float(row["gap"]) for row in stack],
-        "chosen_vs_best": ratios,
-        "kendall_tau": taus,
-    }
-    notes = (
-        f"seconds: median of {REPEATS} searches, each from nothing, at {RANKS} ranks of {ROWS} "
-        "rows (under a limit: of one); gap: by how much, at most, a plan could be predicted to be "
-        "faster; search_seconds and gap are of searches without a limit.",
-        f"stack: a language model of {BLOCKS} blocks, on all machines of `Machine.presets()`.",
-        "chosen_vs_best: median seconds of the plan that was searched over those of the fastest "
-        "plan that ran, for each model; 1: it is the fastest.",
-    )
-    figures = {name: Figure.of(values) for name, values in samples.items() if values}
-    return Report("search", (*searched, *stack, *ran), figures, notes, engines=ENGINES)
+            results.ran += rows
+            results.ratios.append(ratio)
+            results.taus.append(_tau(rows))
+            yield results.report()
 
 
 def _cases(quick: bool) -> list[tuple[str, str, str | None]]:
@@ -187,15 +195,15 @@ def _ran(
     machine, result = _calibrated(cluster, model, experiment, plans, quick)
     plans = {name: plan for name, plan in plans.items() if plan != result.plan}
     plans |= _others(result) | {"searched": result.plan}
-    found: list[Measured] = cluster.call(
-        "workbench.bench.rivals.interleaved:measure_plans",
+    ranks: list[Measured] = cluster.call(
+        MEASURE_PLANS,
         experiment,
         module=model.module,
         plans=[plan.to_toml() for plan in plans.values()],
         rounds=2 if quick else rounds,
         steps=2 if quick else 3,
     )
-    measured = [found[0].seconds[str(number)] for number in range(len(plans))]
+    measured = [ranks[0].seconds[str(number)] for number in range(len(plans))]
     rows: list[dict[str, Cell]] = [
         {
             "runs": graph.source.name,
@@ -227,7 +235,7 @@ def _calibrated(
 
 
 def _others(result: SearchResult) -> dict[str, Plan]:
-    """Plans that differ from the searched one in one layer, those with the least extra cost."""
+    """Plans that differ from the searched one in one layer, with the least extra cost."""
     changes = [
         (option.more_s, name, option.choice)
         for name, reason in result.why.items()
@@ -235,11 +243,11 @@ def _others(result: SearchResult) -> dict[str, Plan]:
         if option.choice != reason.chosen
     ]
     changes.sort(key=lambda change: change[0])
-    found = {}
-    for _, name, choice in changes[:OTHERS]:
-        layers = {**result.plan.layers, name: choice}
-        found[f"searched, but {name}"] = Plan(result.plan.graph, ENGINES, layers)
-    return found
+    layers, graph = result.plan.layers, result.plan.graph
+    return {
+        f"searched, but {name}": Plan(graph, ENGINES, {**layers, name: choice})
+        for _, name, choice in changes[:OTHERS]
+    }
 
 
 @contextmanager

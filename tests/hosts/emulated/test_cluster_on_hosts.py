@@ -95,7 +95,7 @@ def test_training_does_not_depend_on_where_it_runs(cluster, experiment, tmp_path
 
 def test_a_bench_has_ours_and_a_peer_on_the_same_hosts(cluster, experiment):
     ranks = cluster.call(
-        "workbench.bench.rivals.interleaved:measure",
+        "workbench.bench.harness.match:measure",
         experiment,
         module=NET,
         steps=1,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.predict import running
 from tests.predict.machines import device, machine
-from workbench.bench.nets import Llama
+from workbench.bench.harness.nets import Llama
 from workbench.client.calibration.devices import with_workspaces
 from workbench.comm.shared_memory.meeting import SEGMENT_BYTES
 from workbench.layers.local.faster import LARGE_BYTES

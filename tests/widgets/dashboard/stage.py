@@ -4,7 +4,7 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-from workbench.bench.widgets.front_end import FrontEnd
+from workbench.bench.harness.browser import FrontEnd
 from workbench.widgets.dashboard import Dashboard
 
 

@@ -6,7 +6,7 @@ import workbench as wb
 from tests.browser import chromium
 from tests.plan import graphs
 from tests.widgets.explorers.conftest import MACHINE, predicted
-from workbench.bench.widgets.front_end import FrontEnd
+from workbench.bench.harness.browser import FrontEnd
 
 pytestmark = [
     pytest.mark.slow,

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+import torch
 from torch import nn
 
-from workbench.bench.nets import GPT, INPUT_SHAPE, Encoder, Llama, SmallVGG
+from workbench.bench.harness.nets import GPT, INPUT_SHAPE, Encoder, Llama, SmallVGG
 from workbench.model.tracing.trace import trace
 from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import (
@@ -48,33 +50,9 @@ class Case:
         return f"{self.experiment.plan.graph.source.name}, {self.plan}"
 
 
-def _data_parallel(graph: Graph) -> Plan:
-    return Plan.data_parallel(graph, ENGINES)
-
-
-def _pair(graph: Graph) -> Plan:
-    return Plan.data_parallel(graph, 2)
-
-
-def _synchronized(graph: Graph) -> Plan:
-    return _pair(graph).with_batch_norm("synchronized")
-
-
-def _hybrid(graph: Graph) -> Plan:
-    return Plan.hybrid(graph, ENGINES)
-
-
-def _in_groups(graph: Graph) -> Plan:
-    return Plan.hybrid(graph, ENGINES, 2)
-
-
-def _of_two(graph: Graph) -> Plan:
-    return Plan.hybrid(graph, 2)
-
-
 def _unequal(graph: Graph) -> Plan:
-    """A plan with every sharded layer in pieces of 3 to 1."""
-    plan = _of_two(graph)
+    """A plan with every sharded layer in shards of 3 to 1."""
+    plan = Plan.hybrid(graph, 2)
     for name, choice in plan.layers.items():
         if choice.scheme in ("shard_out", "shard_heads"):
             plan = plan.with_layer(name, shares=(3, 1))
@@ -91,16 +69,18 @@ def _filters(graph: Graph) -> Plan:
 
 PLANS: Mapping[str, Callable[[Graph], Plan]] = {
     "alone": lambda graph: Plan.data_parallel(graph, 1),
-    "data parallel, 4": _data_parallel,
-    "data parallel, 2": _pair,
-    "data parallel, 2, synchronized": _synchronized,
-    "hybrid, 4": _hybrid,
-    "hybrid, 2 x 2": _in_groups,
-    "hybrid, 2": _of_two,
+    "data parallel, 4": lambda graph: Plan.data_parallel(graph, 4),
+    "data parallel, 2": lambda graph: Plan.data_parallel(graph, 2),
+    "data parallel, 2, synchronized": lambda graph: Plan.data_parallel(graph, 2).with_batch_norm(
+        "synchronized"
+    ),
+    "hybrid, 4": lambda graph: Plan.hybrid(graph, 4),
+    "hybrid, 2 x 2": lambda graph: Plan.hybrid(graph, 4, 2),
+    "hybrid, 2": lambda graph: Plan.hybrid(graph, 2),
     "unequal, 2": _unequal,
     "unequal filters, 2": _filters,
-    "hybrid, 4, rounds B": lambda graph: _hybrid(graph).with_rounds("B"),
-    "hybrid, 2 x 2, rounds B/K": lambda graph: _in_groups(graph).with_rounds("B/K"),
+    "hybrid, 4, rounds B": lambda graph: Plan.hybrid(graph, 4).with_rounds("B"),
+    "hybrid, 2 x 2, rounds B/K": lambda graph: Plan.hybrid(graph, 4, 2).with_rounds("B/K"),
 }
 
 _LOCAL = LocalSGD(every=9)
@@ -263,10 +243,8 @@ def quick() -> Iterator[Case]:
 def every(named: str = "") -> Iterator[Case]:
     """All cases but `texts`; the timed ones of one model follow each other.
 
-    Large ones, and those of `texts`, only if they are named.
-
-    Args:
-        named: a part of the names of their model and plan: "resnet18", or "resnet18, hybrid".
+    Large ones, and `texts`, only if `named` is a part of the names of their model and plan:
+    "resnet18", or "resnet18, hybrid".
     """
     further = ((LARGE, True), (TEXTS, False)) if named else ()
     for rows, timed in ((TIMED, True), (METERED, False), *further):
@@ -290,6 +268,66 @@ def _case(row: _Row, *, timed: bool) -> Case:
         steps=STEPS,
     ).replace(**fields)
     return Case(", ".join([name, *_words(recomputed, experiment)]), experiment, module, timed)
+
+
+TYPES = (
+    *("bert", "bloom", "cohere", "gemma", "gemma2", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama"),
+    *("mistral", "opt", "phi", "qwen2", "qwen3", "roberta", "stablelm", "starcoder2"),
+)
+"""The types of the package transformers whose memory is measured, eight times as wide as small."""
+
+_SIZES: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (64, ("vocab_size", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")),
+    (32, ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size")),
+    (64, ("intermediate_size", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim", "n_inner", "d_ff")),
+    (2, ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")),
+    (4, ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")),
+    (4, ("decoder_attention_heads", "num_local_experts", "num_experts", "rotary_dim")),
+    (2, ("num_key_value_heads", "num_kv_heads", "num_experts_per_tok", "eos_token_id")),
+    (8, ("head_dim",)),
+    (0, ("pad_token_id",)),
+    (1, ("bos_token_id",)),
+)
+_LEAST_WIDTH = 8  # of these sizes, the ones from here on are widths, or numbers of tokens
+
+
+def small_language_model(transformers: Any, name: str, wider: int = 1) -> dict[str, Any]:
+    """The arguments of `trace` for a small causal language model of a type, so many times as wide.
+
+    Its configuration's sizes are set by their names. Whatever the package raises for sizes that do
+    not fit each other is raised.
+    """
+    default = transformers.AutoConfig.for_model(name)
+    config = {
+        field: size * wider if size >= _LEAST_WIDTH else size
+        for size, fields in _SIZES
+        for field in fields
+        if isinstance(getattr(default, field, None), int | None) and hasattr(default, field)
+    }
+    return {
+        "model": f"transformers/{name}",
+        "config": config | {"use_cache": False},
+        "head": "CausalLM",
+        "input_shape": (8 * wider,),
+        "vocabulary": 64 * wider,
+    }
+
+
+def of_package(transformers: Any, name: str) -> list[Case]:
+    """A type of the package transformers under two plans."""
+    torch.manual_seed(0)
+    graph, cases = trace(**small_language_model(transformers, name, wider=8)), []
+    for label in ("data parallel, 2", "hybrid, 2"):
+        plan = PLANS[label](graph)
+        experiment = Experiment(
+            plan=plan,
+            data=Synthetic(samples=2 * ROWS * STEPS, classes=graph.num_classes or 10),
+            batch_size=2 * ROWS,
+            optimizer=MOMENTUM,
+            steps=STEPS,
+        )
+        cases.append(Case(label, experiment))
+    return cases
 
 
 def _words(recomputed: tuple[str, ...], experiment: Experiment) -> Iterator[str]:

@@ -33,7 +33,7 @@ class Observed:
         peak_bytes: the bytes of its tensors at the peak, shared memory included.
         traffic: the recorder's rows (group, op, layer, phase, calls, messages, bytes).
         step_s: the median seconds of the steps after it; where one in a few is longer,
-            their mean; 0 if there were none.
+            the mean; 0 if there were none.
     """
 
     peak_bytes: int
@@ -46,13 +46,8 @@ def measure(
 ) -> Observed:
     """Runs a few steps and measures the last one, when the optimizer has its state.
 
-    Before it, late sums have arrived, so that none is in flight but those that it starts.
-
-    Args:
-        config: the rank's number, device and connection to the others.
-        experiment: the experiment to run.
-        weights: the file of initial weights.
-        timed: the number of further steps, which are timed.
+    Before it, late sums have arrived, so that none is in flight but those that it starts. `timed`
+    further steps are timed.
     """
     gc.collect()  # what an earlier case has left must not be freed under the meter
     with PeakMeter(torch.device(config.device)) as meter, World.open(config) as world:
@@ -78,12 +73,7 @@ def measure(
 def time_steps(config: RankConfig, experiment: Experiment, *, weights: Path, timed: int) -> float:
     """Seconds of a step, as in `Observed`, in a run of its own.
 
-    Args:
-        config: the rank's number, device and connection to the others.
-        experiment: the experiment to run.
-        weights: the file of initial weights.
-        timed: the number of timed steps, after those that allocate memory and the optimizer's
-            state.
+    `timed` steps follow the ones that allocate memory and the optimizer's state.
     """
     with World.open(config) as world:
         groups = world.groups(group_specs_of(experiment.plan))

@@ -5,24 +5,29 @@ between; its machine is calibrated between them. A round's median of a few steps
 to round: half of the range is the case's noise; a case with much noise has more rounds, of which
 the fastest and the slowest do not count as noise.
 
+Between the rounds only what the cases of one model need is calibrated: each of their plans, at the
+rows of its ranks; more than once, since a host is slower at one moment than at another. Devices and
+links are measured once for each number of ranks. The user's stored machine is not replaced.
+
 Predictions are timed in processor time: widgets ask for one at every move of a mouse.
 """
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from scipy.stats import kendalltau
 
-from workbench.bench.plot import Bar, Chart
+from workbench.bench.harness.report import Cell, Figure, Row
 from workbench.bench.predict.cases import Case
-from workbench.bench.report import Cell, Figure
+from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, LocalSGD
 from workbench.plan.graph.graph import Graph
+from workbench.plan.machine.device import Device, Sample
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import Prediction, predict
@@ -42,12 +47,7 @@ def steps_of(case: Case) -> int:
 
 
 def time_cells(prediction: Prediction, rounds: Sequence[Sequence[float]]) -> dict[str, Cell]:
-    """The cells of a case's row that concern time.
-
-    Args:
-        prediction: the prediction of the case.
-        rounds: the seconds of a step on every rank, for each round [rounds, ranks].
-    """
+    """The cells of a case's row that concern time; seconds of a step are [rounds, ranks]."""
     measured, noise = _measured(rounds)
     return {
         "measured ms": measured * 1e3,
@@ -59,11 +59,7 @@ def time_cells(prediction: Prediction, rounds: Sequence[Sequence[float]]) -> dic
 
 
 def is_unsure(rounds: Sequence[Sequence[float]]) -> bool:
-    """Whether more rounds would help.
-
-    Args:
-        rounds: the seconds of a step on every rank, for each round [rounds, ranks].
-    """
+    """Whether more rounds would help; seconds of a step are [rounds, ranks]."""
     measured, noise = _measured(rounds)
     return noise > _SURE * measured
 
@@ -77,16 +73,12 @@ def _measured(rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class TimeErrors:
-    """The summary of rows with times.
+    """The summary of the report's rows that have times."""
 
-    Attributes:
-        rows: the rows of the report; those without times are left out.
-    """
-
-    rows: tuple[Mapping[str, Cell], ...]
+    rows: tuple[Row, ...]
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Cell]]) -> "TimeErrors":
+    def of(cls, rows: Iterable[Row]) -> "TimeErrors":
         """The summary of a whole report's rows."""
         return cls(tuple(row for row in rows if "time error" in row))
 
@@ -99,7 +91,7 @@ class TimeErrors:
         every = list(self.taus().values())
         return {
             "time_error_median": Figure.of(errors),
-            "time_error_worst": Figure(*(max(errors),) * 3),
+            "time_error_worst": Figure.of([max(errors)]),
             "time_bias_median": Figure.of(bias),
             "time_inside_band": Figure(share, min(inside), max(inside)),
             "kendall_tau": Figure.of([tau for tau, _ in self.clear_taus().values()]),
@@ -108,21 +100,21 @@ class TimeErrors:
 
     def taus(self) -> dict[str, float]:
         """Kendall's tau of predicted and measured times, for each model with two cases or more."""
-        found = {}
-        for model, mine in self._models().items():
-            predicted = [float(row["predicted ms"]) for row in mine]
-            measured = [float(row["measured ms"]) for row in mine]
-            found[model] = float(kendalltau(predicted, measured).statistic)
-        return found
+        taus = {}
+        for model, rows in self._models().items():
+            predicted = [float(row["predicted ms"]) for row in rows]
+            measured = [float(row["measured ms"]) for row in rows]
+            taus[model] = float(kendalltau(predicted, measured).statistic)
+        return taus
 
     def clear_taus(self) -> dict[str, tuple[float, int]]:
         """(Kendall's tau, number) of pairs that differ by more than both their noises, by model."""
-        found = {}
-        for model, mine in self._models().items():
-            signs = [_agree(a, b) for a, b in combinations(mine, 2) if _differ(a, b)]
+        taus = {}
+        for model, rows in self._models().items():
+            signs = [_agree(a, b) for a, b in combinations(rows, 2) if _differ(a, b)]
             if signs:
-                found[model] = statistics.fmean(signs), len(signs)
-        return found or {"no model": (0.0, 0)}
+                taus[model] = statistics.fmean(signs), len(signs)
+        return taus or {"no model": (0.0, 0)}
 
     def note(self) -> str:
         """The note that a reader needs to judge the figures."""
@@ -141,35 +133,147 @@ class TimeErrors:
             f"{every}."
         )
 
-    def chart(self) -> Chart:
-        """Predicted over measured times, as a chart."""
-        bars = []
+    def _models(self) -> dict[str, list[Row]]:
+        models: dict[str, list[Row]] = {}
         for row in self.rows:
-            ratio = _ratio(row)
-            name = f"{row['model']}, {row['plan']}, {row['optimizer']}, {row['precision']}"
-            bars.append(Bar(name, ratio, ratio, ratio, True))
-        return Chart("predicted / measured step time", tuple(bars), target=1.0)
-
-    def _models(self) -> dict[str, list[Mapping[str, Cell]]]:
-        found: dict[str, list[Mapping[str, Cell]]] = {}
-        for row in self.rows:
-            found.setdefault(str(row["model"]), []).append(row)
-        return {model: mine for model, mine in found.items() if len(mine) > 1}
+            models.setdefault(str(row["model"]), []).append(row)
+        return {model: rows for model, rows in models.items() if len(rows) > 1}
 
 
-def _ratio(row: Mapping[str, Cell]) -> float:
+def _ratio(row: Row) -> float:
     return float(row["predicted ms"]) / float(row["measured ms"])
 
 
-def _differ(a: Mapping[str, Cell], b: Mapping[str, Cell]) -> bool:
+def _differ(a: Row, b: Row) -> bool:
     apart = abs(float(a["measured ms"]) - float(b["measured ms"]))
     return apart > float(a["noise ms"]) + float(b["noise ms"])
 
 
-def _agree(a: Mapping[str, Cell], b: Mapping[str, Cell]) -> float:
+def _agree(a: Row, b: Row) -> float:
     """1 where the prediction orders two cases like the measurement, else -1."""
     measured = float(a["measured ms"]) < float(b["measured ms"])
     return 1.0 if (float(a["predicted ms"]) < float(b["predicted ms"])) == measured else -1.0
+
+
+def merged(machines: Sequence[Machine]) -> Machine:
+    """The median of one or more calibrations that measured the same layers.
+
+    Links are the first one's. Unevenness adds up as variances do.
+    """
+    ranks = max(len(machine.devices) for machine in machines)
+    devices = [_device([machine.device(rank) for machine in machines]) for rank in range(ranks)]
+    return machines[0].replace(
+        devices=tuple(devices),
+        unevenness=statistics.fmean(machine.unevenness**2 for machine in machines) ** 0.5,
+        jitter_s=statistics.fmean(machine.jitter_s for machine in machines),
+    )
+
+
+def _device(devices: Sequence[Device]) -> Device:
+    """The median of one rank's device."""
+    first, samples = devices[0], dict[tuple[str, str, int], list[Sample]]()
+    for device in devices:
+        for sample in device.samples:
+            samples.setdefault((sample.key, sample.precision, sample.rows), []).append(sample)
+    return first.replace(
+        samples=tuple(map(_sample, samples.values())),
+        load_s_per_byte=statistics.median(device.load_s_per_byte for device in devices),
+        step_s=statistics.median(device.step_s for device in devices),
+        update_s_per_byte={
+            kind: statistics.median(device.update_s_per_byte[kind] for device in devices)
+            for kind in first.update_s_per_byte
+        },
+    )
+
+
+def _sample(samples: Sequence[Sample]) -> Sample:
+    return samples[0].replace(
+        forward_s=statistics.median(sample.forward_s for sample in samples),
+        backward_s=statistics.median(sample.backward_s for sample in samples),
+        error=statistics.median(sample.error for sample in samples),
+    )
+
+
+BARE_S = 16.0  # to measure devices and links, about
+
+Kind = tuple[str, int, str]
+"""The graph, world size and precision that a calibration is for."""
+
+
+class Machines:
+    """Calibrates a cluster for groups of cases in turn.
+
+    It takes about `plan_s` for one plan at one number of rows, and `bare_s` for devices and links.
+    """
+
+    def __init__(self, cluster: Cluster, plan_s: float, bare_s: float = BARE_S) -> None:
+        self._cluster, self._plan_s, self._bare_s = cluster, plan_s, bare_s
+        self._bare: dict[int, Machine] = {}
+        self._measured: dict[Kind, list[Machine]] = {}
+
+    def measure(self, cases: Iterable[Case]) -> None:
+        """Calibrates now for these cases, once more if it has before."""
+        alike: dict[Kind, list[Case]] = {}
+        for case in cases:
+            alike.setdefault(kind_of(case), []).append(case)
+        for kind, some in alike.items():
+            self._measured.setdefault(kind, []).append(self._calibrated(kind[1], some))
+
+    def of(self, case: Case) -> Machine | None:
+        """The machine that was measured for a case; None: there is none."""
+        machines = self._measured.get(kind_of(case))
+        return None if machines is None else merged(machines)
+
+    def _calibrated(self, world: int, alike: Sequence[Case]) -> Machine:
+        first = alike[0]
+        wanted: dict[int, dict[Plan, None]] = {}
+        for case in alike:
+            plan = case.experiment.plan.with_rounds("BK").with_recompute("*", recompute=False)
+            for rows in rows_of(case.experiment):
+                wanted.setdefault(rows, {}).setdefault(plan)
+        machine, seen = self._bare.get(world), list[Machine]()
+        for rows, plans in wanted.items():
+            machine = self._cluster.calibrate(
+                *plans,
+                rows=(rows,),
+                precision=first.experiment.precision,
+                within_s=self._plan_s * len(plans) + (self._bare_s if machine is None else 0.0),
+                module=first.module,
+                machine=machine,
+                keep=False,
+            )
+            self._bare.setdefault(world, bare(machine))
+            seen.append(machine)
+        *_, whole = seen
+        even = (
+            statistics.fmean(one.unevenness**2 for one in seen) ** 0.5
+        )  # each call returns its own
+        return whole.replace(
+            unevenness=even, jitter_s=statistics.fmean(one.jitter_s for one in seen)
+        )
+
+
+def kind_of(case: Case) -> Kind:
+    """The graph, world size and precision of a case."""
+    experiment = case.experiment
+    return experiment.plan.graph.fingerprint, experiment.plan.world_size, experiment.precision
+
+
+def rows_of(experiment: Experiment) -> list[int]:
+    """The rows of a rank in a pass; for a tail in rounds, also those that give the group's rows."""
+    plan = experiment.plan
+    own = max(1, experiment.batch_size // experiment.accumulate // plan.world_size)
+    if plan.rounds == "BK" or plan.tail is None:
+        return [own]
+    return sorted({own, max(1, own // plan.tail.group_size)})
+
+
+def bare(machine: Machine) -> Machine:
+    """The machine without the measurements of layers and steps of a model."""
+    devices = tuple(
+        device.replace(samples=(), step_s=0.0, load_s_per_byte=0.0) for device in machine.devices
+    )
+    return machine.replace(devices=devices, unevenness=0.0, jitter_s=0.0)
 
 
 WORLD, FAR = 8, 65_536
@@ -181,12 +285,7 @@ def resnet152() -> Graph:
 
 
 def speed_figures(graph: Graph, times: int) -> dict[str, Figure]:
-    """Times memory, traffic and time of a hybrid plan on 8 ranks, and memory and time on 65,536.
-
-    Args:
-        graph: the graph of the plan.
-        times: how often each is predicted.
-    """
+    """Times memory, traffic and time of a hybrid plan on 8 ranks, and memory and time on 65,536."""
     plan, machine = Plan.hybrid(graph, WORLD), Machine.preset("h100-nvlink")
     experiment = Experiment(
         plan=plan,
@@ -216,4 +315,4 @@ def _figure(call: Callable[[], None], unit: float, times: int) -> Figure:
         began = time.process_time()
         call()
         taken.append((time.process_time() - began) * unit)
-    return Figure(statistics.median(taken), min(taken), max(taken))
+    return Figure.of(taken)

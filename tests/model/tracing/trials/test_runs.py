@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import workbench as wb
-from workbench.bench.nets import GPT
+from workbench.bench.harness.nets import GPT
 from workbench.model.tracing.trials import runs
 from workbench.model.tracing.trials.runs import Runs
 

@@ -1,1 +1,0 @@
-"""All-reduce algorithms against gloo's: in shared memory, over links, between hosts."""

@@ -1,0 +1,1 @@
+"""Reports, progress, networks, and the systems that are measured in turns."""

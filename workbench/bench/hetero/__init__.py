@@ -1,1 +1,0 @@
-"""Engines of unequal speed: shares, re-balancing during training, and the cost of resharding."""

@@ -1,1 +1,0 @@
-"""The job server: the quality of its schedule, its cost, and its traffic."""

@@ -1,1 +1,0 @@
-"""Pipelined SGD: its iterations, its accuracy, and its time against synchronous steps."""

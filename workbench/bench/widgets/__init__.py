@@ -1,1 +1,0 @@
-"""Widgets in Chromium: their latency, frame rate and traffic."""
