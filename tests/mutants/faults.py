@@ -32,16 +32,11 @@ SETS = frozenset(
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of one place in one file.
+    """A change of one place in one file, by the operator `kind`.
 
-    Attributes:
-        kind: the operator's name.
-        file: the path of the file, from the root of the checkout.
-        line: the first line that is changed.
-        lines: the first and last line of the changed statement, or of its head if it has a body.
-        function: whether it is in a function; else it is executed when the file is imported.
-        start, end: the range of bytes of the source that are replaced.
-        old, new: the text that is replaced, and its replacement.
+    `lines` are the first and last of the changed statement, or of its head if it has a body. Where
+    it is in no `function`, it is executed when the file is imported. The bytes from `start` to
+    `end` are replaced.
     """
 
     kind: str

@@ -12,40 +12,15 @@ from collections.abc import Callable, Iterator
 Operator = Callable[[ast.AST], Iterator[ast.AST]]
 
 # Calls that give a sum over ranks of their first argument, or start one.
-SUMS = frozenset(
-    {
-        "all_reduce",
-        "reduce_from",
-        "reduce_scatter",
-        "reduce_scatter_to",
-        "sum_over_hosts",
-        "summed",
-        "_summed",
-        "_sum",
-        "average",
-        "_average",
-    }
-)
+SUMS = {
+    *("all_reduce", "reduce_from", "reduce_scatter", "reduce_scatter_to", "sum_over_hosts"),
+    *("summed", "_summed", "_sum", "average", "_average"),
+}
 # Methods that change their object, or wait for a change.
-CHANGES = frozenset(
-    {
-        "add_",
-        "clear",
-        "clone",
-        "copy_",
-        "detach",
-        "detach_",
-        "discard",
-        "div_",
-        "fill_",
-        "lerp_",
-        "mul_",
-        "sub_",
-        "update",
-        "wait",
-        "zero_",
-    }
-)
+CHANGES = {
+    *("add_", "clear", "clone", "copy_", "detach", "detach_", "discard", "div_", "fill_"),
+    *("lerp_", "mul_", "sub_", "update", "wait", "zero_"),
+}
 SIDES = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
@@ -224,14 +199,11 @@ def wrong_constant(node: ast.AST) -> Iterator[ast.AST]:
 
 
 OPERATORS: dict[str, Operator] = {
-    "wrong group": wrong_group,
-    "wrong factor": wrong_factor,
-    "wrong order": wrong_order,
-    "missing sum": missing_sum,
-    "off by one": off_by_one,
-    "stale buffer": stale_buffer,
-    "wrong condition": wrong_condition,
-    "wrong constant": wrong_constant,
+    operator.__name__.replace("_", " "): operator
+    for operator in (
+        *(wrong_group, wrong_factor, wrong_order, missing_sum),
+        *(off_by_one, stale_buffer, wrong_condition, wrong_constant),
+    )
 }
 
 

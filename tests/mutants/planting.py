@@ -7,7 +7,7 @@ import os
 import random
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from fnmatch import fnmatch
@@ -71,7 +71,7 @@ def chosen(among: Iterable[Fault], count: int, seed: int) -> list[Fault]:
     had: Counter[str] = Counter()
     found: list[Fault] = []
     while left and len(found) < count:
-        for kind in _shuffled(rng, left)[: count - len(found)]:
+        for kind in rng.sample(sorted(left), min(len(left), count - len(found))):
             files = left[kind]
             fewest = min(had[file] for file in files)
             file = rng.choice([file for file in sorted(files) if had[file] == fewest])
@@ -82,12 +82,6 @@ def chosen(among: Iterable[Fault], count: int, seed: int) -> list[Fault]:
             if not files:
                 del left[kind]
     return found
-
-
-def _shuffled(rng: random.Random, names: Iterable[str]) -> Sequence[str]:
-    ordered = sorted(names)
-    rng.shuffle(ordered)
-    return ordered
 
 
 TESTS = ("oracle", *FOLDERS, "model", "predict", "client")

@@ -35,13 +35,7 @@ OWN = "WORKBENCH_MUTANT"
 
 @dataclass(frozen=True)
 class Test:
-    """A test that passes without faults.
-
-    Attributes:
-        name: the test's id in pytest.
-        seconds: the seconds that it takes.
-        engines: whether engines must be started for it.
-    """
+    """A test that passes without faults, its seconds, and whether it needs engines."""
 
     name: str
     seconds: float
@@ -60,13 +54,9 @@ class Test:
 
 @dataclass(frozen=True)
 class Observed:
-    """The tests without faults: those that pass, by number, and the lines that they execute.
+    """The tests without faults: which pass, by number, and which execute each line of a file.
 
-    Attributes:
-        tests: the tests that pass.
-        failed: the names of the others.
-        executed: for every line of a file, the numbers of the tests that execute it.
-        importers: for every file, the files that import something from it.
+    `importers` has, for every file, the files that import something from it.
     """
 
     tests: Mapping[int, Test]
@@ -132,14 +122,9 @@ class Observed:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a fault.
+    """The outcome of a fault: the test that killed it ("": none), and that one's message.
 
-    Attributes:
-        fault: the fault.
-        by: the test that killed it; "": it survived.
-        said: the error message of the test.
-        tests: the number of tests that were selected for it.
-        seconds: the seconds that they took, starting of engines included.
+    `tests` were selected for it, and took so many `seconds`, starting of engines included.
     """
 
     fault: Fault
@@ -174,11 +159,7 @@ def copied(checkout: Path, root: Path) -> Path:
 def observe(root: Path, folder: Path, files: Sequence[str], tests: Sequence[str]) -> Observed:
     """Runs the quick tests at the paths `tests` in a copy, and records which lines of `files` run.
 
-    Args:
-        root: the root of the copy.
-        folder: the folder for records, which is made.
-        files: the paths of the watched sources, from the copy's root.
-        tests: the paths of the tests, from the copy's root.
+    The records are in `folder`, which is made.
     """
     folder.mkdir(parents=True)
     watched = witness.prepare(folder / "witness", root, files)
@@ -229,14 +210,7 @@ def _module(file: str) -> str:
 
 
 def attempt(root: Path, folder: Path, fault: Fault, tests: Sequence[Test]) -> Outcome:
-    """Plants a fault in a copy, runs tests until one fails, and removes it again.
-
-    Args:
-        root: the root of the copy.
-        folder: the folder for records, which is made.
-        fault: the fault to plant.
-        tests: the tests, in the order in which they run.
-    """
+    """Plants a fault in a copy, runs tests in their order until one fails, and removes it again."""
     begin = time.perf_counter()
     if not tests:
         return Outcome(fault, "", "no quick test executes it", 0, 0.0)
@@ -256,14 +230,10 @@ def attempt(root: Path, folder: Path, fault: Fault, tests: Sequence[Test]) -> Ou
 
 
 def verdict(found: Sequence[Mapping[str, Any]], status: int | None) -> tuple[str, str]:
-    """The test that failed, and what it said; "" and what is to be said where none did.
+    """The test that failed, and its message; "" and what is to be said where none did.
 
-    A test that hangs ends pytest with a status. All of them together being slow may be another
-    process's fault, and kills nothing.
-
-    Args:
-        found: the results of pytest's plugin (`observer.py`), in order.
-        status: the exit status of pytest; None: it was ended, since it took too long.
+    A test that hangs ends pytest with a status. All of them together being slow (None) may be
+    another process's fault, and kills nothing.
     """
     if status == 0:
         return "", ""
