@@ -30,9 +30,9 @@ from workbench.plan.experiment.metrics import PHASES, CollectiveTrace, PhaseName
 from workbench.plan.graph.graph import Graph
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
+from workbench.train.measure.repeating import finish
 from workbench.train.run.memory import PeakMeter
 from workbench.train.run.rank import everyone, group_specs_of
-from workbench.train.measure.repeating import finish
 
 WARM_UP = 2
 MEASURE_PLANS, MEASURE_LOSSES = f"{__name__}:measure_plans", f"{__name__}:measure_losses"

@@ -64,11 +64,11 @@ from workbench.layers.cut_model import RankGroups
 from workbench.layers.local.loss import cross_entropy_sum, cut_cross_entropy_sum
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.placement.placement import Shard, apportion
-from workbench.train.data.feed import moved, rows_of_step
 from workbench.train.data.datasets import open_for
+from workbench.train.data.feed import moved, rows_of_step
+from workbench.train.optimizer.state import build_optimizer
 from workbench.train.run.loop import agree
 from workbench.train.run.rank import RankState, group_specs_of
-from workbench.train.optimizer.state import build_optimizer
 from workbench.train.verify.whole_model import whole_model
 
 
