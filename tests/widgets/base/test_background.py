@@ -2,7 +2,7 @@
 
 import threading
 
-from workbench.widgets.base.background import LatestWorker
+from workbench.widgets.base.widget import LatestWorker
 
 
 def test_requests_in_between_are_skipped():

@@ -46,7 +46,7 @@ class FakeCluster:
 
 
 class FakeRun:
-    """Keeps to `workbench.widgets.dashboard.run.Run`; `feed` adds steps, `end` ends it."""
+    """Keeps to `workbench.widgets.dashboard.runs.Run`; `feed` adds steps, `end` ends it."""
 
     def __init__(self, world_size: int = 4, steps: int = 80, experiment: Any = None) -> None:
         plain = SimpleNamespace(

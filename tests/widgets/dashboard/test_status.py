@@ -1,7 +1,7 @@
 import pytest
 
 from tests.widgets.dashboard.fake import FakeRun, row
-from workbench.widgets.dashboard.run import Status
+from workbench.widgets.dashboard.runs import Status
 from workbench.widgets.dashboard.series import Series
 
 

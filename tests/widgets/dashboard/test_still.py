@@ -9,9 +9,8 @@ import pytest
 
 from tests.widgets.dashboard.fake import MIB, FakeRun, traced
 from workbench.widgets.dashboard import still
-from workbench.widgets.dashboard.forecast import RunForecast
-from workbench.widgets.dashboard.timeline import timeline_of
-from workbench.widgets.dashboard.watched import WatchedRun
+from workbench.widgets.dashboard.runs import WatchedRun
+from workbench.widgets.dashboard.timeline import RunForecast, timeline_of
 
 
 def seen(run):

@@ -13,9 +13,9 @@ from workbench.plan.experiment.metrics import Span
 from workbench.predict.measured import Timeline
 from workbench.widgets.dashboard import Dashboard
 from workbench.widgets.dashboard import timeline as lanes
-from workbench.widgets.dashboard.forecast import forecast_of
-from workbench.widgets.dashboard.run import KEPT
+from workbench.widgets.dashboard.runs import KEPT
 from workbench.widgets.dashboard.series import CATEGORIES, RankSeries
+from workbench.widgets.dashboard.timeline import forecast_of
 
 PLAN = wb.Plan.hybrid(mlp(16, 16, 8), 2)
 EXPERIMENT = wb.Experiment(

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workbench.widgets.dashboard.run import ENDED, Run
+from workbench.client.engines import Engines
+from workbench.widgets.dashboard.runs import ENDED, Run
 
 Content = Mapping[str, Any]
 Action = Callable[[Run, Content], str]
@@ -95,8 +96,8 @@ def _lr(run: Run, content: Content) -> str:
 
 
 def _kill(run: Run, content: Content) -> str:
-    rank, engine = _engine(run, content)
-    run.cluster.kill(engine)
+    cluster, rank, engine = _engine(run, content)
+    cluster.kill(engine)
     return (
         f"Rank {rank} (engine {engine}) was killed; the job goes on from its newest checkpoint "
         "on another engine."
@@ -104,33 +105,33 @@ def _kill(run: Run, content: Content) -> str:
 
 
 def _halt(run: Run, content: Content) -> str:
-    rank, engine = _engine(run, content)
-    run.cluster.pause(engine)
+    cluster, rank, engine = _engine(run, content)
+    cluster.pause(engine)
     return f"Rank {rank} (engine {engine}) stands still; the others wait for it."
 
 
 def _release(run: Run, content: Content) -> str:
-    rank, engine = _engine(run, content)
-    run.cluster.slow(engine, 1.0)
-    run.cluster.unpause(engine)
+    cluster, rank, engine = _engine(run, content)
+    cluster.slow(engine, 1.0)
+    cluster.unpause(engine)
     return f"Rank {rank} (engine {engine}) goes on as fast as it can."
 
 
 def _slow(run: Run, content: Content) -> str:
-    rank, engine = _engine(run, content)
+    cluster, rank, engine = _engine(run, content)
     factor = _number(content.get("factor"), "a factor")
-    run.cluster.slow(engine, factor)
+    cluster.slow(engine, factor)
     return f"Rank {rank} (engine {engine}) is {factor:g} times slower."
 
 
-def _engine(run: Run, content: Content) -> tuple[int, int]:
-    """A rank, and the engine that it is on."""
-    rank, engines = content.get("rank"), run.engines
-    if run.cluster is None or not engines:
+def _engine(run: Run, content: Content) -> tuple[Engines, int, int]:
+    """The cluster, a rank, and the engine that it is on."""
+    cluster, rank, engines = run.cluster, content.get("rank"), run.engines
+    if cluster is None or not engines:
         raise ValueError(_NO_ENGINES)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < len(engines):
         raise ValueError(f"no rank {rank!r}: there are 0 to {len(engines) - 1}")
-    return rank, engines[rank]
+    return cluster, rank, engines[rank]
 
 
 def _number(given: object, what: str) -> float:

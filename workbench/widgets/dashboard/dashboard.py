@@ -10,15 +10,24 @@ import traitlets
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.io.html import Markup
 from workbench.plan.machine.machine import Machine
-from workbench.widgets.base.background import BackgroundTasks, failed
-from workbench.widgets.base.widget import Widget
+from workbench.widgets.base.widget import BackgroundTasks, Widget, failed
 from workbench.widgets.dashboard import commands, still
-from workbench.widgets.dashboard.forecast import Forecaster, RunForecast
 from workbench.widgets.dashboard.message import DashboardState, Message, MessageMaker
-from workbench.widgets.dashboard.run import Run, Status, runs_of
+from workbench.widgets.dashboard.runs import (
+    LOOK_EVERY_S,
+    Run,
+    Status,
+    WatchedRun,
+    WatchedRuns,
+    runs_of,
+)
 from workbench.widgets.dashboard.series import RankFigures
-from workbench.widgets.dashboard.timeline import StepTimeline, TimelineCache
-from workbench.widgets.dashboard.watched import LOOK_EVERY_S, WatchedRun, WatchedRuns
+from workbench.widgets.dashboard.timeline import (
+    Forecaster,
+    RunForecast,
+    StepTimeline,
+    TimelineCache,
+)
 
 if TYPE_CHECKING:
     import pandas

@@ -8,22 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.widgets.dashboard import commands
-from workbench.widgets.dashboard.forecast import RunForecast
-from workbench.widgets.dashboard.timeline import StepTimeline
-from workbench.widgets.dashboard.watched import WatchedRun
+from workbench.widgets.dashboard.runs import WatchedRun
+from workbench.widgets.dashboard.timeline import RunForecast, StepTimeline
 
 
 @dataclass(frozen=True)
 class DashboardState:
-    """All that a view shows.
-
-    Attributes:
-        watched: the runs, by name.
-        shown: the name of the run in detail.
-        forecast: what is predicted of that run.
-        timelines: a step of that run, predicted and measured.
-        outcome: what came of the last control that was used.
-    """
+    """All that a view shows."""
 
     watched: Mapping[str, WatchedRun]
     shown: str

@@ -19,19 +19,9 @@ class RankFigures:
     elsewhere. What is not known yet is NaN.
 
     Attributes:
-        now_bytes: bytes held after the last step.
-        peak_bytes: the most bytes held at once in the whole run.
-        weight_bytes: bytes of weights and the model's buffers at the last step's peak.
-        gradient_bytes: bytes of gradients and of the buckets that they travel in, at that peak.
-        optimizer_bytes: bytes of the optimizer's state at that peak.
         activation_bytes: bytes at that peak of what only lived within the step.
         buffer_bytes: bytes of what collectives travel through.
-        compute_s: seconds of a step that are computation.
-        communication_s: seconds of a step in collectives.
-        wait_s: seconds of a step spent waiting for slower ranks.
-        received_bytes: bytes of a step that came from other ranks.
         received_per_s: the same by second, over the whole of the step.
-        on_gpu: 1 where the bytes are a GPU's, else 0.
     """
 
     now_bytes: float = NAN
@@ -62,12 +52,7 @@ _AVERAGED = ("compute_s", "communication_s", "wait_s", "received_bytes")
 
 
 class RankSeries:
-    """The last rows of each rank.
-
-    Args:
-        world_size: number of ranks.
-        recent: steps over which is averaged.
-    """
+    """The last rows of each rank."""
 
     def __init__(self, world_size: int, *, recent: int = 20) -> None:
         self._recent = np.full((world_size, recent, len(_AVERAGED)), NAN)
@@ -129,9 +114,7 @@ class Series:
     and `stride` doubles, so a run of any length keeps its shape.
 
     Args:
-        world_size: number of ranks that report each step.
         capacity: the most points that are kept, an even number.
-        recent: steps over which each rank's seconds are averaged.
     """
 
     def __init__(self, world_size: int, *, capacity: int = 1024, recent: int = 20) -> None:

@@ -17,11 +17,9 @@ from workbench.plan.display.panels import (
 from workbench.plan.experiment.metrics import KINDS
 from workbench.plan.io.html import Markup, element, folded, joined, table
 from workbench.plan.io.units import digits, milliseconds, size
-from workbench.widgets.dashboard.forecast import RunForecast
-from workbench.widgets.dashboard.run import metric_of, said
+from workbench.widgets.dashboard.runs import WatchedRun, metric_of, said
 from workbench.widgets.dashboard.series import CATEGORIES, RankFigures
-from workbench.widgets.dashboard.timeline import StepTimeline
-from workbench.widgets.dashboard.watched import WatchedRun
+from workbench.widgets.dashboard.timeline import RunForecast, StepTimeline
 
 # Okabe and Ito's colors, which people with any color vision tell apart.
 BLUE, SKY, VERMILION, GREEN = "#0072B2", "#56B4E9", "#D55E00", "#009E73"

@@ -17,13 +17,11 @@ from workbench.plan.machine.machine import Machine
 from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import Prediction
 from workbench.predict.search.result import summary
-from workbench.widgets.base.background import BackgroundTasks
-from workbench.widgets.base.widget import Widget
+from workbench.widgets.base.widget import BackgroundTasks, Widget
 from workbench.widgets.editor import edits, still
 from workbench.widgets.editor.forecast import Figures, PlanForecaster, Question
-from workbench.widgets.editor.offered import Offered
 from workbench.widgets.editor.state import EditorModel
-from workbench.widgets.editor.target import ADVICE, Target
+from workbench.widgets.editor.target import ADVICE, Offered, Target
 
 if TYPE_CHECKING:
     import pandas

@@ -30,8 +30,6 @@ class Edited:
     """What became of an edit.
 
     Attributes:
-        plan: the new plan.
-        what: the edit in a few words: "scheme of classifier.0: shard_out".
         notes: what else changed, and why.
     """
 
@@ -80,11 +78,6 @@ def edited(plan: Plan, layers: Sequence[str], field: str, value: Any) -> Edited:
 
 def whole(plan: Plan, field: str, value: Any) -> Edited:
     """The plan with another world size, rounds, mode of batch norm, or shares of rows or tokens.
-
-    Args:
-        plan: the plan as it is.
-        field: one of `WHOLE`.
-        value: the value, as text or number.
 
     Raises:
         PlanError: a value that cannot be.

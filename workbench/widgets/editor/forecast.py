@@ -19,7 +19,7 @@ from workbench.predict.time.events import (
     Computation,
     StartedCollective,
 )
-from workbench.widgets.base.background import LatestWorker
+from workbench.widgets.base.widget import LatestWorker
 from workbench.widgets.editor.rows import Columns
 
 MOST_RANKS = 64  # that have their own bar
@@ -44,9 +44,6 @@ class Totals:
 
     Attributes:
         peak_bytes: Peak memory of the rank that needs most.
-        received_bytes: bytes received by the rank that receives most.
-        step_s: seconds of the step; None without a machine.
-        samples_per_s: throughput; None without a machine.
     """
 
     peak_bytes: float
@@ -60,13 +57,10 @@ class Figures:
     """One prediction, as the editor shows it.
 
     Attributes:
-        rank: the rank whose figures the layers have.
         layers: columns memory, work_s, exchange_s, moved (bytes of activations that come), forward
             and backward (of these, by phase), summed (bytes of gradients and weights).
-        totals: what the step needs as a whole.
         ranks: for each rank that is shown its peak, limit and parts of memory, and its seconds.
         step: seconds of each part of the step of `rank`; empty without a machine.
-        notes: what a reader must know to judge them.
     """
 
     rank: int
@@ -252,9 +246,6 @@ class Question:
     """What to predict.
 
     Attributes:
-        plan: the plan to predict.
-        machine: the machine that time is predicted on; None: memory and traffic alone are.
-        experiment: what a step is; its plan is put aside.
         rank: the rank whose layers are shown; None: the one that needs most memory.
         limit: bytes of each rank where there is no machine.
     """
@@ -270,8 +261,6 @@ class PlanForecaster:
     """A thread that predicts what was asked for last.
 
     Args:
-        found: Called on the thread with what was asked, the prediction and its figures.
-        failed: Called on the thread with what was asked, and the reason.
         rest: Called on the thread when no edit has followed for a while.
     """
 

@@ -30,7 +30,7 @@ from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.placement.placement import Replicate
 from workbench.plan.placement.rules import SPLITTABLE
 from workbench.plan.plans.plan import Plan
-from workbench.widgets.editor.offered import Offered
+from workbench.widgets.editor.target import Offered
 
 Columns = dict[str, list[Any]]
 
@@ -124,10 +124,7 @@ class Node:
     """A row, and those that it folds.
 
     Attributes:
-        kind: the kind of row.
-        label: its name below its parent.
         layers: indices in the graph, ascending.
-        children: Rows that it unfolds to; a layer has none.
         count: number of equal blocks that it stands for.
     """
 
@@ -246,11 +243,7 @@ class Run:
     """Layers next to each other that are split alike: one piece of the picture of devices.
 
     Attributes:
-        first: name of the first layer.
-        last: name of the last layer.
         scheme: scheme of those that can be split; norms between them count with them.
-        group: Size of the groups that they lie over.
-        parameters: number of parameters of all of them.
         held: number of parameters that each rank holds, of the ranks that are shown.
     """
 

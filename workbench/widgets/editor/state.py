@@ -15,7 +15,6 @@ from workbench.plan.placement.rounds import ROUNDS
 from workbench.plan.plans.plan import BATCH_NORMS, Plan
 from workbench.widgets.editor import edits
 from workbench.widgets.editor.forecast import Figures, Totals
-from workbench.widgets.editor.offered import Offered
 from workbench.widgets.editor.rows import (
     PLACED,
     Columns,
@@ -26,6 +25,7 @@ from workbench.widgets.editor.rows import (
     runs,
     shares_text,
 )
+from workbench.widgets.editor.target import Offered
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,7 @@ class HistoryEntry:
 
 
 class History:
-    """Plans to go back to, and forth again; a new one forgets what was undone.
-
-    Args:
-        plan: the first plan.
-        most: the most entries that are kept.
-    """
+    """Plans to go back to, and forth again; a new one forgets what was undone."""
 
     def __init__(self, plan: Plan, most: int = 200) -> None:
         self._entries, self._at, self._most = [HistoryEntry(plan, "")], 0, most
@@ -139,13 +134,7 @@ class History:
 
 
 class EditorModel:
-    """What an editor shows of a plan; not thread-safe by itself.
-
-    Args:
-        plan: the plan to begin with.
-        experiment: what predictions are for.
-        offered: the schemes and rules of its menus; None: the built-in and the installed ones.
-    """
+    """What an editor shows of a plan; not thread-safe by itself."""
 
     def __init__(self, plan: Plan, experiment: Experiment, offered: Offered | None = None) -> None:
         self.history, self.experiment = History(plan), experiment

@@ -12,7 +12,7 @@ from workbench.plan.machine.machine import Machine
 from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import Prediction
 from workbench.predict.scaling import MOST_RANKS, Point
-from workbench.widgets.base.background import LatestWorker
+from workbench.widgets.base.widget import LatestWorker
 from workbench.widgets.drawing.plot import Line, Mark, Scale, plot
 from workbench.widgets.explorers.controls import Choice, Control, Slider
 from workbench.widgets.explorers.explorer import Explorer, LegendEntry, Panel, Picture, Table

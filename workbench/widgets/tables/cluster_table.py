@@ -13,8 +13,7 @@ from workbench.client.cluster import Cluster
 from workbench.plan.io.html import Markup, element, table
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.store import Store
-from workbench.widgets.base.background import BackgroundTasks
-from workbench.widgets.base.widget import Live, View
+from workbench.widgets.base.widget import BackgroundTasks, Live, View
 
 EVERY_S = 0.5
 _MOST_LETTERS = 60  # of a name or reason
@@ -25,9 +24,7 @@ class StoreWatcher:
 
     Args:
         cluster: gives the cluster to look at; it may be another one each time.
-        news: Called, on the thread, with a store that others have written to.
         gone: Called, on the thread, with why there is nothing to look at; "" when there is again.
-        every_s: seconds between two looks.
     """
 
     def __init__(
@@ -148,13 +145,7 @@ class ClusterTable(Live):
         return self._tasks.wait(timeout)
 
     def ask(self, key: str, work: Callable[[], object], text: str) -> None:
-        """Asks something of the cluster, which may take seconds, beside everything else.
-
-        Args:
-            key: what it is about; only one question is under way for each.
-            work: the question; what it raises is shown at `key`.
-            text: what is shown at `key` meanwhile.
-        """
+        """Asks something of the cluster, which may take seconds, beside everything else."""
 
         def task() -> Mapping[str, Any]:
             work()

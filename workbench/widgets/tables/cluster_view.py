@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 def rows(
     engines: Sequence[EngineRecord], devices: Sequence[object], jobs: Mapping[int, JobRecord]
 ) -> list[dict[str, Any]]:
-    """One for each engine; the assistant, which serves the others, comes last.
-
-    Args:
-        engines: the engines, by index.
-        devices: devices of the engines that take ranks, by index: cores or GPU, as text.
-        jobs: Jobs that hold engines, by number.
-    """
+    """One for each engine; the assistant, which serves the others, comes last."""
     return [
         {
             "index": engine.index,

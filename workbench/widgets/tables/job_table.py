@@ -30,15 +30,7 @@ _LIVELY = {"running": 0, "stopping": 0, "starting": 0, "queued": 1, "paused": 2}
 
 @dataclass(frozen=True)
 class Page:
-    """Some of the jobs.
-
-    Attributes:
-        jobs: Jobs that are shown.
-        number: number of the page, from 1 on.
-        pages: number of pages.
-        found: number of jobs that fit the filter.
-        total: number of all jobs.
-    """
+    """Some of the jobs."""
 
     jobs: tuple[JobRecord, ...]
     number: int
@@ -86,12 +78,7 @@ def counts(jobs: Sequence[JobRecord]) -> dict[str, int]:
 
 
 def row(job: JobRecord, now: float) -> dict[str, Any]:
-    """What a view shows of a job.
-
-    Args:
-        job: the job as it is.
-        now: seconds since the epoch, when it was so.
-    """
+    """What a view shows of a job."""
     what, at = foreseen(job, now)
     text = job.reason if job.error is None else f"{job.error.kind}: {job.error.text}"
     return {
@@ -168,9 +155,6 @@ class JobCache:
     """What is known of every job that trains, by number.
 
     Jobs that have ended stay as they are until they are resumed, and are read once.
-
-    Args:
-        store: the store of the cluster.
     """
 
     def __init__(self, store: Store) -> None:

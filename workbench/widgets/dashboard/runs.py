@@ -1,20 +1,205 @@
-"""The runs of a dashboard, by name, each as far as it has been read."""
+"""The runs of a dashboard, as far as each was read: where it stands, and what happened to it."""
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from threading import RLock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.client.run.run import Run as Run
+from workbench.plan.io.units import digits, duration, percent
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.evaluations import read_evaluations
-from workbench.widgets.dashboard.run import ENDED, Events, Run, Status, metric_of
 from workbench.widgets.dashboard.series import Series
+
+ENDED = ("finished", "stopped", "failed")
+
+
+def runs_of(given: object) -> dict[str, Run]:
+    """Runs by the names that they are shown under.
+
+    Raises:
+        TypeError: none of these.
+        ValueError: there is no run.
+    """
+    if isinstance(given, Mapping):
+        found = {str(name): run for name, run in given.items()}
+    else:
+        several = list(given) if isinstance(given, Sequence) else [given]
+        found = {}
+        for index, run in enumerate(several):
+            name = f"job {number}" if (number := getattr(run, "id", None)) else f"run {index + 1}"
+            found[name if name not in found else f"{name} ({index + 1})"] = run
+    if not found:
+        raise ValueError("a dashboard shows a run, or several; there is none")
+    for run in found.values():
+        if not hasattr(run, "subscribe") or not hasattr(run, "rows"):
+            raise TypeError(
+                f"a dashboard shows runs, as cluster.train(experiment) or cluster.jobs[id] give "
+                f"them; got {type(run).__name__}"
+            )
+    return found
+
+
+def metric_of(run: Run) -> str:
+    """What is shown of a run's evaluations besides the loss."""
+    return next(iter(getattr(run.experiment, "figures", ())), "accuracy")
+
+
+def said(metric: str, value: float) -> str:
+    """A value of it, for people."""
+    return percent(value) if metric == "accuracy" else digits(value)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a run stands.
+
+    Attributes:
+        elapsed_s: seconds since the first step's report.
+        left_s: seconds to go at the recent speed; None where that is unknown or nothing.
+        metric: what is measured on the test split besides the loss: "accuracy", or the first of
+            the experiment's own metrics.
+    """
+
+    state: str = "starting"
+    stopping: bool = False
+    done: int = 0
+    steps: int = 0
+    elapsed_s: float = 0.0
+    left_s: float | None = None
+    metric: str = "accuracy"
+    accuracy: float | None = None
+    error: str = ""
+    reason: str = ""
+    lr: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, run: Run, series: Series, state: str) -> "Status":
+        """Puts together what a run says of itself and what its series say.
+
+        `state` is the run's, as it was before the series were read.
+        """
+        ended, steps = state in ENDED, run.experiment.steps
+        left_s = (steps - series.done) * series.seconds_per_step
+        error = run.error
+        return cls(
+            state=state,
+            stopping=run.is_stopping and not ended,
+            done=series.done,
+            steps=steps,
+            elapsed_s=series.elapsed_s,
+            left_s=None if ended or not math.isfinite(left_s) else left_s,
+            metric=metric_of(run),
+            accuracy=series.accuracy if math.isfinite(series.accuracy) else None,
+            error="" if error is None else str(error) or type(error).__name__,
+            reason=run.reason,
+            lr=getattr(getattr(run.experiment, "optimizer", None), "lr", None),
+            notes=tuple(run.notes),
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.state in ENDED
+
+    @property
+    def advice(self) -> str:
+        """What to do next, for a run that failed."""
+        if self.state != "failed":
+            return ""
+        if "cluster.restart()" in self.error or "Cluster.attach" in self.error:
+            return (
+                "The picture is the last one. cluster.restart(), or wb.Cluster.attach(name) after "
+                "a kernel's restart, starts engines that go on with its jobs; this view follows "
+                "the job again, or dashboard.run = cluster.jobs[id] has it do so."
+            )
+        return (
+            "Nothing that was measured is lost: run.metrics has the steps so far, and "
+            "run.directory the last checkpoint. print(run.error) shows the whole message; once "
+            "its cause is gone, Resume goes on from there."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values by name, as JSON can hold them."""
+        told = asdict(self)
+        del told["notes"]  # they are among the events
+        return {**told, "ended": self.ended, "advice": self.advice}
+
+    def __str__(self) -> str:
+        elapsed = f"{duration(self.elapsed_s)} elapsed"
+        parts = [self.state, f"{self.done} of {self.steps} steps", elapsed]
+        if self.left_s is not None:
+            parts.append(f"{duration(self.left_s)} left")
+        if self.accuracy is not None:
+            parts.append(f"test {self.metric} {said(self.metric, self.accuracy)}")
+        return ", ".join(parts)
+
+
+KEPT = 200
+
+
+@dataclass(frozen=True)
+class EventLine:
+    """One line.
+
+    Attributes:
+        time: seconds since the epoch; None: it was before anybody looked.
+    """
+
+    time: float | None
+    level: str
+    text: str
+
+    def as_list(self) -> list[float | str | None]:
+        """As JSON can hold it."""
+        return [self.time, self.level, self.text]
+
+
+class Events:
+    """The last `KEPT` lines of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self.version = run, 0
+        self._lines: deque[EventLine] = deque(maxlen=KEPT)
+        self._newest = self._num_notes = 0
+        self._began = False
+
+    @property
+    def lines(self) -> list[EventLine]:
+        """The oldest first."""
+        return list(self._lines)
+
+    def read(self) -> None:
+        """Takes in what is new."""
+        found: Sequence[EventLine] = ()
+        with suppress(StoreError):  # the cluster is gone; the run says so
+            events = self._run.events(self._newest)
+            self._newest = max((event.id for event in events), default=self._newest)
+            found = [EventLine(event.time, event.level, event.text) for event in events]
+        notes = list(self._run.notes)
+        now = time.time() if self._began else None
+        noted = [EventLine(now, "info", note) for note in notes[self._num_notes :]]
+        self._num_notes, self._began = len(notes), True
+        for line in (*found, *noted):
+            self._add(line)
+
+    def add(self, text: str, level: str = "info") -> None:
+        """Notes what was done from here."""
+        self._add(EventLine(time.time(), level, text))
+
+    def _add(self, line: EventLine) -> None:
+        self._lines.append(line)
+        self.version += 1
+
 
 LOOK_EVERY_S = 1.0
 # Reading a trace takes its time, and there may be one in every step.
@@ -28,16 +213,7 @@ NOT_TRACED = (
 class WatchedRun:
     """Reads what is new of a run; one thread at a time.
 
-    Args:
-        run: the run that is read.
-        guard: the lock that is held while what has been read changes.
-
     Attributes:
-        run: the run that is read.
-        series: what was measured over its steps.
-        events: what happened to it.
-        status: the run's state, and how far it has come.
-        timeline: the last step that was traced, or None.
         untraced: why there is no timeline, for people.
         limits: bytes of each rank's device, [ranks]; NaN where that is not known.
         conditions: what was done to the engine of each rank, "paused" or "2.0x slower"; or "".
@@ -87,7 +263,8 @@ class WatchedRun:
 
     def successor(self) -> Run | None:
         """A run that follows the same job, which its cluster goes on with; None: there is none."""
-        cluster, number = self.run.cluster, self.run.id
+        number = self.run.id
+        cluster: Any = self.run.cluster
         if cluster is None or number is None:
             return None
         with suppress(ClusterError, KeyError):
@@ -147,12 +324,7 @@ class WatchedRun:
 
 
 class WatchedRuns(Mapping[str, WatchedRun]):
-    """Each run is watched from when it is added until another takes its name.
-
-    Args:
-        guard: the lock that is held while what has been read changes.
-        notify: Called, on any thread, when there may be news.
-    """
+    """Each run is watched from when it is added until another takes its name."""
 
     def __init__(self, guard: RLock, notify: Callable[[], None]) -> None:
         self._guard, self._notify = guard, notify
