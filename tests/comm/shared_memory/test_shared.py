@@ -15,7 +15,8 @@ from workbench.comm.collectives import all_gather, all_to_all, broadcast, reduce
 from workbench.comm.groups import host
 from workbench.comm.messages.errors import CommError
 from workbench.comm.shared_memory import segment
-from workbench.comm.shared_memory.meeting import SLOT_BYTES, TURN
+from workbench.comm.shared_memory.meeting import SLOT_BYTES
+from workbench.comm.shared_memory.segment import TURNS
 from workbench.plan.placement.placement import Shard
 
 
@@ -148,8 +149,8 @@ def test_more_ranks_than_cores(on_ranks):
 def over_the_top(world):
     group = all_ranks(world)
     staging = group.staging
-    staging._round = TURN - 4
-    staging._came[group.rank].post(staging._round)
+    staging.rounds.turn = TURNS - 5
+    staging.rounds.come()
     world._watch.meet("all counts to be set", "")
     return [all_reduce(torch.tensor([i + world.rank]), group).item() for i in range(10)]
 

@@ -28,12 +28,11 @@ from workbench.comm.messages.recorder import PhaseMark, unheard
 from workbench.comm.messages.waiting import TICK, PeerWatch
 from workbench.comm.shared_memory.gpu_memory import DeviceMemory
 from workbench.comm.shared_memory.segment import (
-    MASK,
     PAGE,
     Futex,
     MappedMemory,
+    Meeting,
     Offer,
-    SharedCount,
     attach,
     create,
     mapped,
@@ -43,8 +42,6 @@ SLOTS = 3
 # The slots in use at one time, of four ranks, fit into the last-level cache of a server's core
 # complex (32 MB); with smaller ones, large tensors take more meetings.
 SLOT_BYTES = 2**21
-# Rounds are counted up to here and then from 0 again, so that slots follow each other all the same.
-TURN = SLOTS * 2**30
 SEGMENT_BYTES = PAGE + SLOTS * SLOT_BYTES
 # Falling asleep and being woken take some 50 µs; whoever comes within this needs neither.
 SPIN_S = 0.0002
@@ -84,9 +81,8 @@ class Staging:
         self.futex = futex
         self._peers, self._watch = peers, watch
         self._spin_s = SPIN_S if spins else 0.0
-        self._came = [SharedCount(segment, 0, futex) for segment in segments]
-        self._left = [SharedCount(segment, _LEFT_AT, futex) for segment in segments]
-        self._others = [(i, came, came.cell) for i, came in enumerate(self._came) if i != rank]
+        self.rounds = Meeting(segments, 0, rank, futex)
+        self._left = [ctypes.c_uint32.from_buffer(memory, _LEFT_AT) for memory in segments]
         self._signs = [
             [ctypes.c_uint32.from_buffer(memory, _SIGN_AT + 4 * slot) for memory in segments]
             for slot in range(SLOTS)
@@ -98,7 +94,6 @@ class Staging:
             [flat[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES] for flat in slots]
             for slot in range(SLOTS)
         ]
-        self._round = 0
         self._views: dict[tuple[torch.dtype, tuple[int, ...]], list[list[Tensor]]] = {}
         self._cuts: dict[tuple[torch.dtype, int], list[list[tuple[Tensor, ...]]]] = {}
 
@@ -119,7 +114,7 @@ class Staging:
                     [flat[:size].view(dtype).view(shape) for flat in row] for row in self._slots
                 ]
             self._views[dtype, shape] = views
-        return views[(self._round + 1 - ago) % SLOTS]
+        return views[(self.rounds.turn + 1 - ago) % SLOTS]
 
     def segments(self, dtype: torch.dtype, length: int, ago: int) -> list[tuple[Tensor, ...]]:
         """Returns each rank's slot as a flat tensor, cut into the segments that the ranks sum.
@@ -138,12 +133,13 @@ class Staging:
                     for row in self._slots
                 ]
             self._cuts[dtype, length] = cuts
-        return cuts[(self._round + 1 - ago) % SLOTS]
+        return cuts[(self.rounds.turn + 1 - ago) % SLOTS]
 
-    def settle(self) -> None:
-        """Returns when this rank has read and written what it was to, before it says so."""
+    def come(self, meeting: Meeting) -> None:
+        """Says that this rank has come, once it has read and written what it was to."""
         if self.memory is not None:
             self.memory.settle()
+        meeting.come()
 
     def begin(self, what: object, size: int) -> None:
         """Says what the next rounds are for; ranks that come for something else are told apart.
@@ -166,17 +162,10 @@ class Staging:
             CommError: a rank came for something else.
         """
         mark("wait")
-        stale = self._round
-        self._round = (stale + 1) % TURN
-        signs = self._signs[self._round % SLOTS]
+        signs = self._signs[(self.rounds.turn + 1) % SLOTS]
         signs[self.rank].value = self._sign
-        self.settle()
-        self._came[self.rank].post(self._round)
-        for index, came, cell in self._others:
-            # A rank can be one round ahead but never more than one behind.
-            if cell.value == stale:
-                self.wait(index, came, stale, what)
-        self.futex.fence()
+        self.come(self.rounds)
+        self.wait(self.rounds, what)
         for index, sign in enumerate(signs):
             if sign.value != self._sign:
                 raise CommError(
@@ -219,42 +208,46 @@ class Staging:
             self.meet(what, mark)
         take(count - 1)
 
-    def wait(self, index: int, count: SharedCount, stale: int, what: object) -> None:
-        """Returns when `count`, which the rank at `index` raises, is no longer `stale`.
+    def wait(self, meeting: Meeting, what: object) -> None:
+        """Returns when all ranks have come.
 
         Raises:
             CommError: other ranks did not come, as for `meet`.
         """
-        cell = count.cell
+        while (index := meeting.missing()) is not None:
+            self._wait_for(index, meeting, what)
+
+    def _wait_for(self, index: int, meeting: Meeting, what: object) -> None:
         if self._spin_s:
             until = time.perf_counter() + self._spin_s
             while time.perf_counter() < until:
-                if cell.value != stale:
+                if not meeting.is_missing(index):
                     return
                 os.sched_yield()
         self._watch.until(
-            lambda: cell.value != stale,
-            lambda: self._sleep(index, count, stale, str(what)),
+            lambda: not meeting.is_missing(index),
+            lambda: self._sleep(index, meeting, str(what)),
             self.ranks,
             str(what),
         )
 
     def leave(self) -> None:
         """Tells who waits for this rank, now or later, that it does not come any more."""
-        self._left[self.rank].post(1)
-        self._came[self.rank].nudge()
+        self.futex.fence()
+        self._left[self.rank].value = 1
+        self.rounds.nudge()
 
-    def _sleep(self, index: int, count: SharedCount, stale: int, what: str) -> None:
+    def _sleep(self, index: int, meeting: Meeting, what: str) -> None:
         restless = self._watch.tend()
-        count.sleep(stale, RESTLESS_S if restless else TICK.total_seconds())
-        if count.cell.value != stale:
+        meeting.sleep(index, RESTLESS_S if restless else TICK.total_seconds())
+        if not meeting.is_missing(index):
             return
         # Only of whom this rank waits for: another that came to this meeting may leave after it.
-        gone = bool(self._left[index].cell.value)
+        gone = bool(self._left[index].value)
         if not gone and not self._peers.has_ended(self.ranks[index]):
             return
         self.futex.fence()
-        if count.cell.value != stale:  # it came first
+        if not meeting.is_missing(index):  # it came first
             return
         why = self._watch.said() if gone else ""
         why = why or f"rank {self.ranks[index]} has {'left' if gone else 'died'}"
@@ -338,9 +331,9 @@ class SharedBuffer:
             self._flats.append(torch.split_with_sizes(flat.view(dtype), list(segments)))
             self.sums.append(whole[start : start + segment * dtype.itemsize].view(dtype))
         self.held_bytes = self.nbytes + self.sums[staging.rank].nbytes
-        self._filled = [SharedCount(memory, 0, staging.futex) for memory in maps]
-        self._summed = [SharedCount(memory, _SUMMED_AT, staging.futex) for memory in maps]
-        self._turn, self._stage, self._holds = 0, _Stage.DONE, False
+        self._filled = Meeting(maps, 0, staging.rank, staging.futex)
+        self._summed = Meeting(maps, _SUMMED_AT, staging.rank, staging.futex)
+        self._stage, self._holds = _Stage.DONE, False
         self._what: object = ""
         self._cross: Callable[[Tensor], AsyncOperation] | None = None
         self._crossing: AsyncOperation | None = None
@@ -372,11 +365,10 @@ class SharedBuffer:
                 f"{self._what} is not over"
             )
         self._what = what
-        self._turn, self._stage = (self._turn + 1) & MASK, _Stage.FILLING
+        self._stage = _Stage.FILLING
         self._cross, self._crossing, self._mark, self._holds = cross, None, mark, holds
         mark("send")
-        self.staging.settle()
-        self._filled[self.staging.rank].post(self._turn)
+        self.staging.come(self._filled)
         mark("wait")
 
     def hand_out(self, what: object) -> None:
@@ -389,8 +381,7 @@ class SharedBuffer:
         """
         assert self._stage is _Stage.HELD, "what is handed out was summed before"
         self._what = what
-        self.staging.settle()
-        self._summed[self.staging.rank].post(self._turn)
+        self.staging.come(self._summed)
         self._stage = _Stage.SUMMING
 
     def give_up(self) -> None:
@@ -399,13 +390,12 @@ class SharedBuffer:
         Nobody is waited for: nobody reads the sums, and whoever begins the next one has said this.
         """
         assert self._stage is _Stage.HELD, "what is given up was summed before"
-        self._summed[self.staging.rank].post(self._turn)
+        self._summed.come()
         self._stage = _Stage.DONE
 
     def advance(self) -> bool:
         """Does what has become possible without waiting; returns whether the sum is there."""
-        if self._stage is _Stage.FILLING and self._missing() is None:
-            self.staging.futex.fence()
+        if self._stage is _Stage.FILLING and self._filled.missing() is None:
             self._mark("reduce")
             self._add_up()
             if self._cross is not None:
@@ -413,12 +403,10 @@ class SharedBuffer:
             self._stage = _Stage.HELD if self._holds else _Stage.CROSSING
         if self._stage is _Stage.CROSSING and (self._crossing is None or self._crossing.advance()):
             self._mark("send")
-            self.staging.settle()
-            self._summed[self.staging.rank].post(self._turn)
+            self.staging.come(self._summed)
             self._stage = _Stage.SUMMING
             self._mark("wait")
-        if self._stage is _Stage.SUMMING and self._missing() is None:
-            self.staging.futex.fence()
+        if self._stage is _Stage.SUMMING and self._summed.missing() is None:
             self._mark("copy")
             if not self._holds:
                 for mine, total in zip(self._flats[self.staging.rank], self.sums, strict=True):
@@ -435,19 +423,9 @@ class SharedBuffer:
         while not self.advance():
             if self._stage is _Stage.CROSSING and self._crossing is not None:
                 self._crossing.wait()
-                continue
-            missing = self._missing()
-            if missing is not None:
-                self.staging.wait(*missing, self._what)
-
-    def _missing(self) -> tuple[int, SharedCount, int] | None:
-        """Returns (index, count, its value) of the first rank that is behind this one, if any."""
-        counts = self._filled if self._stage is _Stage.FILLING else self._summed
-        stale = (self._turn - 1) & MASK
-        for index, count in enumerate(counts):
-            if count.cell.value == stale:
-                return index, count, stale
-        return None
+            else:
+                is_filling = self._stage is _Stage.FILLING
+                self.staging.wait(self._filled if is_filling else self._summed, self._what)
 
     def _add_up(self) -> None:
         rank = self.staging.rank

@@ -20,7 +20,7 @@ import platform
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 PAGE = mmap.PAGESIZE
@@ -141,7 +141,8 @@ _NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x"
 _WAIT, _WAKE, _EVERYBODY = 0, 1, 2**31 - 1
 # Where there is no futex a sleeper looks this often.
 _PORTABLE_PAUSE_S = 0.0005
-MASK = 0xFFFFFFFF  # counts go round
+# Turns are counted up to here and then from 0 again: a multiple of the three slots of a rank.
+TURNS = 3 * 2**30
 
 
 class _Time(ctypes.Structure):
@@ -196,33 +197,52 @@ class Futex:
             self.wake(ctypes.addressof(self._own))
 
 
-class SharedCount:
-    """A count in shared memory; it goes round at 2**32, so compare it for equality only.
+class Meeting:
+    """Where ranks come, turn after turn: a count of each in shared memory, which it raises.
+
+    Whoever sees that a rank has come sees what it wrote before. A rank can be one turn ahead of
+    another, and is never more than one behind.
 
     Args:
-        offset: its place in that memory [bytes], a multiple of 4; counts that change often lie 64
-            bytes apart, so that each has a cache line of its own.
+        maps: the mapped memory of each rank, with its count.
+        offset: the place of the count there [bytes], a multiple of 4; counts that change often lie
+            64 bytes apart, so that each has a cache line of its own.
+        rank: this rank's index.
 
     Attributes:
-        cell: the word itself; `cell.value` is the quick way to read it.
+        turn: the turn to which this rank has come; it goes round at TURNS.
     """
 
-    __slots__ = ("_address", "_futex", "cell")
+    def __init__(self, maps: Sequence[MappedMemory], offset: int, rank: int, futex: Futex) -> None:
+        self._cells = [ctypes.c_uint32.from_buffer(memory, offset) for memory in maps]
+        self._addresses = [ctypes.addressof(cell) for cell in self._cells]
+        self._rank, self._futex = rank, futex
+        self.turn = self._stale = 0
 
-    def __init__(self, memory: MappedMemory, offset: int, futex: Futex) -> None:
-        self.cell = ctypes.c_uint32.from_buffer(memory, offset)  # keeps the memory alive
-        self._address, self._futex = ctypes.addressof(self.cell), futex
-
-    def post(self, value: int) -> None:
-        """Sets the count, after everything that this rank wrote before, and wakes who sleeps."""
+    def come(self) -> None:
+        """Says that this rank has come to its next turn, and wakes who sleeps until then."""
+        self._stale, self.turn = self.turn, (self.turn + 1) % TURNS
         self._futex.fence()
-        self.cell.value = value
-        self._futex.wake(self._address)
+        self._cells[self._rank].value = self.turn
+        self.nudge()
 
-    def sleep(self, stale: int, seconds: float) -> None:
-        """Sleeps while the count is `stale`, but not longer than `seconds`, nor over a signal."""
-        self._futex.sleep(self._address, stale, seconds)
+    def missing(self) -> int | None:
+        """Returns the first rank that has not come to this rank's turn, if any."""
+        stale = self._stale
+        for index, cell in enumerate(self._cells):
+            if cell.value == stale:
+                return index
+        self._futex.fence()
+        return None
+
+    def is_missing(self, index: int) -> bool:
+        """Returns whether one rank has not come to this rank's turn."""
+        return bool(self._cells[index].value == self._stale)
+
+    def sleep(self, index: int, seconds: float) -> None:
+        """Sleeps until a rank comes, but not longer than `seconds`, nor over a signal."""
+        self._futex.sleep(self._addresses[index], self._stale, seconds)
 
     def nudge(self) -> None:
-        """Wakes who sleeps, to look around."""
-        self._futex.wake(self._address)
+        """Wakes who sleeps until this rank comes, to look around."""
+        self._futex.wake(self._addresses[self._rank])
