@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from workbench.plan import AdamW as AdamW
     from workbench.plan import Codec as Codec
     from workbench.plan import CrossEntropy as CrossEntropy
-    from workbench.plan import Curvature as Curvature
     from workbench.plan import Device as Device
     from workbench.plan import Digits as Digits
     from workbench.plan import Experiment as Experiment
@@ -140,7 +139,7 @@ _HOME = {
         "model": "CheckpointError ModelError TraceError trace",
         "model.weights.exchange": "read_weights",
         "plan": (
-            "ASGD CIFAR10 SGD Adadelta Adagrad Adam AdamW Adamax Codec CrossEntropy Curvature "
+            "ASGD CIFAR10 SGD Adadelta Adagrad Adam AdamW Adamax Codec CrossEntropy "
             "Device Digits Experiment apportion ExperimentError Graph ImageFolder Input Layer "
             "LayerPlan Link LocalSGD Loss LossScale LRScheduler Machine MachineError Metric "
             "NAdam OwnStrategy ParameterGroup ParameterServer Partial Pipelined Plan "

@@ -2,7 +2,6 @@
 
 import math
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,13 +18,11 @@ from workbench.client.leases import lent
 from workbench.client.loggers.logger import Logs
 from workbench.client.ranks import Ranks
 from workbench.client.run.run import Run
-from workbench.client.run.submitting import Weights, checkpoint_of, module_values
+from workbench.client.run.submitting import Weights, module_values
 from workbench.client.run.trying import try_out
 from workbench.plan.collective.algorithm import Algorithm
 from workbench.plan.collective.codec import AnyCodec
-from workbench.plan.experiment import stability
 from workbench.plan.experiment.experiment import AnyOptimizer, Experiment
-from workbench.plan.experiment.stability import Curvature
 from workbench.plan.graph.graph import Graph
 from workbench.plan.io.html import Markup, element, frame_of, lines, save, table
 from workbench.plan.io.units import size
@@ -91,7 +88,6 @@ class Cluster(Engines):
         resume: str | Path | Run | None = None,
         module: nn.Module | None = None,
         weights: Weights = None,
-        curvature: Curvature | None = None,
         priority: int = 0,
         log: Logs | Sequence[Logs] | None = None,
     ) -> Run:
@@ -105,9 +101,6 @@ class Cluster(Engines):
                 is needed where that happened in another process. Ignored with `resume`.
             weights: initial values instead of those: a .safetensors file, a folder of them as
                 Hugging Face has it, or one of `torch.distributed.checkpoint`; or tensors by name.
-            curvature: the loss's curvature, as `curvature` has measured it: then a warning, and a
-                note on the run, say if a pipelined experiment is likely to diverge. Without it
-                nothing is claimed.
             priority: higher goes first.
             log: the loggers of its steps: `wb.JSONLines(path)`, `wb.TensorBoard(folder)`,
                 `wb.WandB(...)`, `wb.MLflow(...)`, `wb.Trackio(...)`, any function of a step (a dict
@@ -129,13 +122,9 @@ class Cluster(Engines):
         """
         if not isinstance(experiment, Experiment):
             raise TypeError(f"train takes an Experiment, got {type(experiment).__name__}")
-        run = self.jobs.submit(
+        return self.jobs.submit(
             experiment, priority=priority, module=module, weights=weights, resume=resume, log=log
         )
-        if curvature is not None and (doubt := stability.advice(experiment, curvature)):
-            run.notes.append(doubt)
-            warnings.warn(doubt, stacklevel=2)
-        return run
 
     def ranks(
         self, plan: Plan | Experiment, *, module: nn.Module | None = None, seed: int = 0
@@ -240,34 +229,6 @@ class Cluster(Engines):
         with lent(self, experiment.plan, "a trace of an all-reduce") as lease:
             found = lease.call("workbench.train.measure.links:trace_sums", experiment, shared)
         return sum_trace.described(experiment, nbytes, found)
-
-    def curvature(
-        self,
-        experiment: Experiment,
-        *,
-        resume: str | Path | Run | None = None,
-        module: nn.Module | None = None,
-        batches: int = 2,
-    ) -> Curvature:
-        """Measures the loss's largest curvature, by up to 40 gradients of each batch; waits for it.
-
-        It is that of the weights given, and grows or falls as they are trained.
-
-        Args:
-            experiment: the experiment whose loss is meant; its strategy does not matter.
-            resume: a checkpoint, or a run, as in `train`, at whose weights is measured.
-            module: as in `train`.
-            batches: how many batches the loss is a mean over.
-
-        Raises:
-            ClusterError: the plan needs more engines than are here, or free.
-            RunError: a rank failed.
-        """
-        task = "workbench.train.measure.curvature:measure_curvature"
-        start = None if resume is None else checkpoint_of(resume, experiment.plan.graph)
-        found = self.call(task, experiment, module=module, resume=start, batches=batches)
-        measured: Curvature = found[0]
-        return measured
 
     def verify(
         self,

@@ -32,7 +32,6 @@ from workbench.plan.experiment.experiment import (
     TorchData,
     WarmupCosine,
 )
-from workbench.plan.experiment.stability import Curvature
 from workbench.plan.experiment.task import Text
 from workbench.plan.graph.graph import Graph, Input, Layer, Source, Weight
 from workbench.plan.io.errors import ExperimentError, MachineError, PlanError
@@ -54,7 +53,6 @@ __all__ = [
     "Adamax",
     "Codec",
     "CrossEntropy",
-    "Curvature",
     "Curve",
     "Device",
     "Digits",

@@ -130,21 +130,6 @@ def test_gradients_in_flight_survive_a_stop(cluster, experiment):
 
 
 @pytest.mark.slow
-def test_doubts_come_from_measuring(cluster, experiment):
-    late = experiment.replace(sync=wb.Pipelined(), optimizer=wb.SGD(lr=0.1, momentum=0.9), steps=2)
-    measured = cluster.curvature(late, module=NET)
-    assert measured.value > 0
-    steep = late.replace(optimizer=wb.SGD(lr=1.0 / measured.value, momentum=0.9))
-    with pytest.warns(UserWarning, match=r"likely to diverge: at a curvature .* stable only below"):
-        run = cluster.train(steep, module=NET, curvature=measured).wait(LONG_S)
-    assert run.notes[0].startswith("likely to diverge")
-    gentle = late.replace(optimizer=wb.SGD(lr=0.05 / measured.value, momentum=0.9))
-    assert "diverge" not in " ".join(
-        cluster.train(gentle, module=NET, curvature=measured).wait(LONG_S).notes
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "sync",
     [wb.Pipelined(algorithm="ring"), wb.Pipelined(algorithm="backend"), wb.ParameterServer()],

@@ -10,7 +10,6 @@ from tests.comm.lockstep import run
 from workbench.comm.algorithms.flat import Direct
 from workbench.comm.codecs import PieceCoding, coder_of
 from workbench.plan.collective.codec import Codec
-from workbench.plan.experiment.stability import limit
 from workbench.widgets.explorers.descent import (
     WORKERS,
     Descent,
@@ -22,6 +21,7 @@ from workbench.widgets.explorers.descent import (
     recognised,
     steps_to,
 )
+from workbench.widgets.explorers.stability import limit
 
 CODECS = [
     Codec(name="fp16"), Codec(name="bf16"), Codec(name="bf16_truncated"),

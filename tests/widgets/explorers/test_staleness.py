@@ -4,9 +4,9 @@ import pytest
 import traitlets
 
 import workbench as wb
-from workbench.plan.experiment.stability import limit
 from workbench.predict.closed_form import Compute, Network
 from workbench.widgets.explorers.descent import GOALS, losses, steps_to
+from workbench.widgets.explorers.stability import limit
 from workbench.widgets.explorers.staleness import step_s
 
 

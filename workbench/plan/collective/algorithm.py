@@ -30,7 +30,6 @@ class Longest:
     Attributes:
         rounds: exchanges in which something travels.
         bytes: the sum over exchanges of what the busier rank sends or receives, whichever is more.
-        additions: elements that are added up.
     """
 
     rounds: int
@@ -43,16 +42,10 @@ class DryRun:
     """What one all-reduce exchanges, on each rank of its group [ranks].
 
     Attributes:
-        messages: the non-empty messages that each rank receives.
-        bytes: the bytes of these messages.
-        rounds: successive exchanges in which each rank takes part.
-        additions: elements that each rank adds to others.
         pairs: bytes from each rank to each [receiver, sender].
         memory: the most bytes that messages take besides what is summed.
-        encoded: values that each rank encodes.
         decoded: values that each rank decodes, those included that it adds.
         pieces: how often each rank encodes or decodes.
-        longest: what all of them wait for.
     """
 
     messages: tuple[int, ...]
@@ -85,9 +78,6 @@ class RunsDry(Protocol):
         """Runs all ranks on tensors without values.
 
         Args:
-            elements: the length of what each rank contributes.
-            itemsize: the bytes of an element.
-            ranks: the size of the group.
             encoded_bytes: the bytes of so many values that are encoded together; None: they
                 travel as they are.
 
@@ -113,10 +103,6 @@ def dry_run(
 
     Args:
         own: the algorithm, which must not change once it was given.
-        elements: the length of what each rank contributes.
-        itemsize: the bytes of an element.
-        ranks: the size of the group.
-        codec: the codec through which values travel; None: they stay as they are.
 
     Raises:
         OwnObjectError: it cannot be loaded, or its ranks do not fit together.
@@ -202,14 +188,10 @@ def chosen(
     """The algorithm that a group uses for `algorithm`: itself, or the one that "auto" means there.
 
     Args:
-        algorithm: the algorithm that is asked for.
         hosts: how many of the group's ranks share the memory of each host; a rank that shares none
             is a host of its own.
-        backend: the torch.distributed backend: "gloo" or "nccl".
-        nbytes: the bytes that each rank contributes.
         beside: whether the data are in a rank's own memory, and are reduced while the rank
             computes.
-        codec: the name of the codec that the data are compressed with; "": none.
 
     Raises:
         ValueError: an unknown algorithm, or one that cannot take a codec.

@@ -67,15 +67,7 @@ def polyline(points: Iterable[tuple[float, float] | None]) -> str:
 def legend(
     colors: Iterable[tuple[str, str]], x: float, y: float, pitch: float, **look: str
 ) -> list[Markup]:
-    """Squares with words beside them, in a row.
-
-    Args:
-        colors: the words of each entry, and its color.
-        x: where the first square begins.
-        y: the line that the words stand on.
-        pitch: from one square to the next.
-        look: how the words look.
-    """
+    """Squares with words beside them, in a row."""
     parts = []
     for index, (words, color) in enumerate(colors):
         at = x + pitch * index
@@ -89,9 +81,6 @@ def document(parts: Iterable[Markup], width: float, height: float, **look: str |
 
     Args:
         parts: its elements, the lowest first: a `ground`, or nothing but what it lies on.
-        width: in pixels, before it is scaled.
-        height: likewise.
-        look: attributes of the picture, such as the font's; `FONT` at 11.5 pixels unless told.
     """
     size = {"width": f"{width:g}", "height": f"{height:g}"}
     size = {"xmlns": _NAMES, "viewBox": f"0 0 {width:g} {height:g}", **size}

@@ -82,11 +82,6 @@ Source: the default of fairseq's `--min-loss-scale`.
 def check_scaled(precision: Precision, given: object, sync: Sync) -> None:
     """Checks that a loss scale has a use, and that a step of fp16 can be skipped.
 
-    Args:
-        precision: the precision of the experiment.
-        given: its loss scale, if any.
-        sync: its strategy.
-
     Raises:
         ValueError: it cannot; the text says why, and what is valid.
     """
@@ -132,11 +127,7 @@ class Schedule:
     """The parameters that decide which batches a run has.
 
     Attributes:
-        batch_size: the samples of one step over all ranks.
-        accumulate: the micro-batches of a step.
-        steps: the number of steps of the run.
         samples: the samples of the training and of the test split.
-        half: whether it computes in 16 bits, by autocast.
     """
 
     batch_size: int

@@ -16,10 +16,6 @@ from workbench.plan.plans.plan import Plan
 def required_plan(asker: str, given: Any) -> Plan:
     """The plan that is given, or that of an experiment.
 
-    Args:
-        asker: the function that asks, for the error.
-        given: its first argument.
-
     Raises:
         PlanError: it is neither; the text says how to have a plan.
     """
@@ -65,15 +61,6 @@ def experiment_of(
     precision: str | None = None,
 ) -> Experiment:
     """The experiment of a plan: the one that is given, or else a `usual` step.
-
-    Args:
-        asker: the function that asks, for the error.
-        given: its first argument, which may be the experiment.
-        plan: the plan that the experiment gets.
-        experiment: its third argument: an experiment, or None.
-        batch_size: the samples of a step over all ranks, instead of the experiment's.
-        optimizer: the optimizer, instead of the experiment's.
-        precision: the precision, instead of the experiment's.
 
     Raises:
         ExperimentError: something else was given, or two experiments; or it cannot run this plan.

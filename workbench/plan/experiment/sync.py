@@ -206,12 +206,7 @@ _STATED = ("exchanges", "every", "late", "warmup", "momentum", "keeps_weights", 
 
 
 class Averaging(Strategy):
-    """Local SGD as a strategy.
-
-    Args:
-        every: steps between two averagings.
-        momentum: the optimizer's state at an averaging.
-    """
+    """Local SGD as a strategy."""
 
     exchanges: Exchanges = "weights"
 
@@ -224,7 +219,6 @@ class Late(Strategy):
 
     Args:
         late: how many steps later a sum is used.
-        warmup: the number of first steps that are synchronous.
     """
 
     def __init__(self, late: int, warmup: int) -> None:
@@ -233,11 +227,6 @@ class Late(Strategy):
 
 class Compensated(Late):
     """The same with delay compensation.
-
-    Args:
-        late: how many steps later a sum is used.
-        warmup: the number of first steps that are synchronous.
-        strength: the factor of the correction.
 
     Source: Zheng et al. 2017 (arXiv:1609.08326), as in SAPipe (2022).
     """
@@ -636,10 +625,6 @@ def warm(sync: Sync) -> Pipelined:
 
 def check_pieces(plan: Plan, sync: Sync) -> None:
     """Checks that no weight steps by a piece of other ranks' rows alone: some tokens, or heads.
-
-    Args:
-        plan: the plan.
-        sync: the strategy.
 
     Raises:
         ValueError: a layer with weights is computed piece by piece, and weights step before the

@@ -380,9 +380,6 @@ def made(own: Own) -> Any:
 def with_steps(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of an experiment, with the steps that follow from its epochs or tokens.
 
-    Args:
-        given: the fields, before they are checked.
-
     Raises:
         ValueError: epochs of data whose samples are not known, tokens of a model that reads none,
             several of these, or other steps than they are.
@@ -421,10 +418,6 @@ def with_steps(given: dict[str, Any]) -> dict[str, Any]:
 
 def check_evaluated(data: DataSet, asked: Sequence[str]) -> None:
     """Checks that there is a split to evaluate on, where something is asked that needs one.
-
-    Args:
-        data: the data sets.
-        asked: the fields of the experiment that evaluations give something to.
 
     Raises:
         ValueError: there is none.

@@ -91,8 +91,6 @@ def named(given: object, kind: str, names: Sequence[str], what: str = "") -> obj
     Args:
         given: a name, in any case, "module:attribute", an extension or its class, or an entry of a
             text.
-        kind: the kind of extension.
-        names: the names of those that are built in.
         what: one of them, for the error; "": it says the kind.
 
     Raises:

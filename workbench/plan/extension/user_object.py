@@ -36,12 +36,7 @@ class Foreign(str):
 
 
 def foreign(content: Any, place: str = "") -> Any:
-    """Returns a text's content with every string marked as `Foreign`.
-
-    Args:
-        content: tables, lists and plain values.
-        place: their place in the text.
-    """
+    """Returns a text's content with every string marked as `Foreign`."""
     if isinstance(content, dict):
         prefix = f"{place}." if place else ""
         return {key: foreign(value, prefix + key) for key, value in content.items()}
@@ -247,9 +242,7 @@ def mapped(value: Any, change: Callable[[Own, str], Own], place: str = "") -> An
     """A value with all own objects in it changed; the same one where none of them is.
 
     Args:
-        value: an `Own`, or what may hold some.
         change: (own, its place) -> what stands there instead.
-        place: the value's own place, for errors.
     """
     if isinstance(value, Own):
         return change(value, place)

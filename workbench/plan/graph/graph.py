@@ -598,7 +598,6 @@ def carries_gradient(layer: Layer, owner: Layer | None, learning: Collection[str
     """Whether a layer's output may carry a gradient: something at or above it is trained.
 
     Args:
-        layer: the layer, of a graph.
         owner: the layer that owns its weights; None: its own.
         learning: the names of the layers before it whose outputs carry a gradient.
     """

@@ -27,8 +27,6 @@ def readable(
     """Turns pydantic's report into one short line for each wrong field.
 
     Args:
-        error: the class of the error to raise.
-        what: what is made of the fields.
         meant: the meaning of each field, by its name.
 
     Raises:

@@ -25,7 +25,6 @@ def replacing(path: Path, *, durable: bool = True, shared: bool = False) -> Iter
     its owner may write into it, whatever the umask.
 
     Args:
-        path: the file to be replaced, or made.
         durable: whether it outlasts a failure of power; a wait for the disk. Otherwise the file may
             be empty after one, and is whole after the end of any process.
         shared: whether others may write into it whom the umask, or the old file's mode, lets.
@@ -81,8 +80,6 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> No
     """Writes a file whole or not at all.
 
     Args:
-        path: the file, which is replaced if it is there.
-        content: the file's content; text is written as UTF-8.
         durable: whether it outlasts a failure of power; see `replacing`.
 
     Raises:
@@ -97,10 +94,6 @@ def save_text(path: Path, text: str) -> None:
 
     A link leads to the file that is replaced. What is no file, as "/dev/stdout", or lies where no
     other file can be made, is written to as it is.
-
-    Args:
-        path: the file.
-        text: the file's text.
 
     Raises:
         OSError: it cannot be written.
@@ -121,8 +114,6 @@ def make_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> bool:
     """Makes a file, whole, unless it is there; of several processes that try, one does.
 
     Args:
-        path: the file.
-        content: the file's content; text is written as UTF-8.
         mode: who may read and write it, but for what the umask takes away.
 
     Returns:
@@ -161,12 +152,7 @@ MOST_DEPTH = 64  # dotted keys can nest tables deeper than Python recurses
 
 @contextmanager
 def about(path: str | Path, error: type[ValueError]) -> Iterator[None]:
-    """Names the file in errors about what it holds.
-
-    Args:
-        path: the file.
-        error: the class of these errors.
-    """
+    """Names the file in errors about what it holds."""
     try:
         yield
     except error as wrong:
@@ -175,10 +161,6 @@ def about(path: str | Path, error: type[ValueError]) -> Iterator[None]:
 
 def bytes_of(path: str | Path, error: type[ValueError]) -> bytes:
     """Returns a file's bytes.
-
-    Args:
-        path: the file.
-        error: the class of the error to raise where it cannot be taken.
 
     Raises:
         ValueError: it is no file of its own, or too large; it is of the given type.
@@ -207,10 +189,6 @@ def text_of(path: str | Path, error: type[ValueError]) -> str:
 
 def toml_of(text: str, error: type[ValueError]) -> dict[str, Any]:
     """Returns what a text in TOML says.
-
-    Args:
-        text: the text.
-        error: the class of the error to raise where it is no TOML.
 
     Raises:
         ValueError: it is not TOML, nested too deeply, or has a whole number beyond 64 bits; it is

@@ -30,7 +30,6 @@ def element(tag: str, *children: str, **attributes: str | float) -> Markup:
     """One element.
 
     Args:
-        tag: its name.
         children: what is in it: text, which is escaped, and markup.
         attributes: its attributes, which are escaped, with "_" for "-".
     """
@@ -53,13 +52,7 @@ def lines(texts: Iterable[str]) -> Markup:
 
 
 def folded(title: str, body: Markup, *, is_open: bool = False) -> Markup:
-    """What is shown once its title is clicked on.
-
-    Args:
-        title: the title: text, or a `summary` element.
-        body: what is folded up.
-        is_open: whether it is shown at first.
-    """
+    """What is shown once its title is clicked on."""
     summary = title if isinstance(title, Markup) else element("summary", title)
     shown: dict[str, str] = {"open": ""} if is_open else {}
     return element("details", summary, body, **shown)
@@ -93,8 +86,6 @@ def save(shown: Displayable, path: str | Path, picture: Callable[[], str] | None
     """Writes what a notebook shows into a file: "x.html" or "x.csv"; a picture also as "x.svg".
 
     Args:
-        shown: what is shown.
-        path: the file; its ending says what is written: a picture, a page, or the table.
         picture: what gives the picture, as a document; None: there is none.
 
     Raises:
@@ -125,10 +116,7 @@ def save_value(
     """Writes a value's text into a file; into one for pictures, pages or tables what is shown.
 
     Args:
-        value: the value.
-        path: the file; its ending says what is written.
         text: a function that gives the text, from which the value can be read again.
-        picture: a function that gives its SVG, for `save`.
 
     Raises:
         OSError: the file cannot be written.
@@ -151,8 +139,6 @@ def frame_html(title: str, frame: "pandas.DataFrame", what: str) -> Markup:
     """A table of pandas for a notebook, its first lines.
 
     Args:
-        title: what it is.
-        frame: the table.
         what: what its lines are, in the plural.
     """
     rows = [tuple(_cell(value) for value in row) for row in frame[:MOST_SHOWN].to_numpy().tolist()]
@@ -161,12 +147,7 @@ def frame_html(title: str, frame: "pandas.DataFrame", what: str) -> Markup:
 
 
 def page(title: str, parts: Iterable[Markup]) -> str:
-    """A whole page to send to somebody: without scripts, and with nothing that is fetched.
-
-    Args:
-        title: its title, as text.
-        parts: what it shows.
-    """
+    """A whole page to send to somebody: without scripts, and with nothing that is fetched."""
     head = element("meta", charset="utf-8"), element("title", title), element("style", _STYLE)
     body = element("body", element("h1", title), *parts)
     return f"<!doctype html>{element('html', element('head', *head), body, lang='en')}\n"
@@ -207,8 +188,6 @@ def shortened(rows: list[tuple[str, ...]], count: int, what: str) -> list[tuple[
 
     Args:
         rows: those that are shown; the last one is added here.
-        count: how many there are in all.
-        what: what they are, in the plural.
     """
     if count > len(rows):
         rows.append((f"... {count - len(rows):,} more {what}", *[""] * (len(rows[0]) - 1)))

@@ -166,8 +166,6 @@ def by_name(
     """Takes a name, in any case, for the value that this name has with all defaults.
 
     Args:
-        what: what is named, for the error.
-        values: the value of each name.
         also: what is valid besides, for the error.
         refused: why there is no value of a name that people may expect; also of the `kind` in a
             table.

@@ -249,12 +249,7 @@ class Rates(NamedTuple):
 
 
 class Experience:
-    """Estimates the time of layers from samples.
-
-    Args:
-        samples: the samples of one device.
-        rates: the figures of the device.
-    """
+    """Estimates the time of layers from samples."""
 
     def __init__(self, samples: Sequence[Sample], rates: Rates) -> None:
         self._rates = rates
@@ -393,7 +388,6 @@ def costs(terms: Array, seconds: Array) -> Array:
 
     Args:
         terms: the terms of each sample, all >= 0 [samples, few].
-        seconds: the seconds of each sample, all > 0 [samples].
 
     Each set of non-zero terms is tried, since there are few: exact, and without a tolerance.
     """

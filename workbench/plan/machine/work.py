@@ -37,10 +37,7 @@ class PlacedLayers(Protocol):
     """The placement of layers: a `Plan`, or some of its layers by themselves.
 
     Attributes:
-        graph: the model.
         flow: the placement of at least the layers that are asked for.
-        layers: the choices of the layers that have one.
-        batch_norm: the statistics of batch norm, "local" or "synchronized".
     """
 
     @property
@@ -220,12 +217,7 @@ def _text(shape: tuple[int, ...]) -> str:
 
 
 def takes_workspace(layer: Layer, device: str) -> bool:
-    """Whether the kernels of a layer take memory beside its tensors.
-
-    Args:
-        layer: the layer.
-        device: the kind of the device: "cpu" or "cuda".
-    """
+    """Whether the kernels of a layer take memory beside its tensors."""
     if layer.kind == "linear":
         learns = any(weight.trainable and len(weight.shape) == 1 for weight in layer.weights)
         return learns and device == "cuda"

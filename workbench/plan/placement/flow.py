@@ -108,11 +108,8 @@ class Placing:
     """Finds the layouts of all layers, by the passes `preferred` and `place`.
 
     Args:
-        graph: the model.
-        choices: the choices of its layers.
         held: the layouts in which these layers must read, since their weights are placed so
             already.
-        tokens: whether, and how, tokens are divided between cut layers.
     """
 
     def __init__(
@@ -177,12 +174,7 @@ class Placing:
         return preferred
 
     def _by_tokens(self, layer: Layer, preferred: Sequence[Layout]) -> Layout | None:
-        """The layout of divided tokens, if a layer is to read and give it; None: it is not.
-
-        Args:
-            layer: the layer.
-            preferred: the layouts that its readers prefer.
-        """
+        """The layout of divided tokens, if a layer is to read and give it; None: it is not."""
         shape = layer.output_shape
         for one in preferred if len(shape) == 2 else ():
             whole = one.group_size > 1 and one.placement == Replicate()
@@ -221,11 +213,8 @@ class Flow:
 
     Attributes:
         inputs: the layout in which each layer reads its inputs, or its first tensor (`read`).
-        outputs: the layout of each layer's output, and of the model's own inputs.
         edges: the conversions between each (producer, reader), in order. Readers whose conversions
             start alike share them.
-        returns: the conversions after each output of the model.
-        weights: the placement of each weight, by its name in the state_dict.
         ways: the operations that are cut as trying them has shown, each with the way and with the
             pieces of each rank of a group.
         apart: the layouts in which these read their inputs, by (producer, reader).
@@ -258,10 +247,7 @@ def flow_of(
     """Places every activation and weight of `graph` under `choices`; other layers are replicated.
 
     Args:
-        graph: the model.
-        choices: the choices of its layers.
         held: the layouts in which these layers must read, whatever their inputs' layouts.
-        tokens: whether, and how, tokens are divided between cut layers.
     """
     placing = Placing(graph, choices, held, tokens)
     placing.place()
@@ -298,10 +284,6 @@ def conversions(
     """The conversions on every edge; readers are visited before their inputs, as gradients flow.
 
     Args:
-        graph: the model.
-        choices: the choices of its layers.
-        inputs: the layout in which each layer reads its first tensor.
-        outputs: the layout of each layer's output, and of the model's own inputs.
         apart: the layouts in which some (producer, reader) read something else.
     """
     edges: dict[tuple[str, str], tuple[Conversion, ...]] = {}
@@ -366,7 +348,6 @@ def summed_over(whole: Layout, shape: tuple[int, ...]) -> Conversion:
 
     Args:
         whole: the layout of the parameter, which all ranks of the group hold.
-        shape: its shape.
     """
     return Conversion(whole, whole, "partial", shape, 0)
 
@@ -377,11 +358,7 @@ def crossings(
     """The conversions to each of the readers that read one activation in the same layout.
 
     Args:
-        source: the activation's layout.
-        target: the readers' layout.
         summands: whether the gradient of each reader comes back as partial sums [readers].
-        shape: the shape of the activation for one sample.
-        rows: the rows of dimension 0 for each sample.
     """
     merged: Gradient = "partial" if all(summands) and target != source else "same"
     steps = _steps(source, target, merged, shape, rows)

@@ -147,8 +147,6 @@ def placed_by_scheme(
     """The layouts of the input and output of a layer that has a scheme.
 
     Args:
-        layer: the layer.
-        choice: the plan's choice for it; None: it is replicated.
         coming: the layout of its input before any conversion.
     """
     if choice is None or choice.group_size == 1:
@@ -182,10 +180,6 @@ def checked(
 def checked_tokens(tokens: Tokens, choices: Mapping[str, LayerPlan]) -> Tokens:
     """Whether tokens are divided between cut layers, and how; equal shares are True.
 
-    Args:
-        tokens: the plan's `shard_tokens`.
-        choices: the choices of its layers.
-
     Raises:
         PlanError: it is neither a truth value nor shares, or the groups have other sizes.
     """
@@ -209,8 +203,6 @@ def require(graph: Graph, name: str, valid: Sequence[str] = ()) -> None:
     """Checks that a layer has this name.
 
     Args:
-        graph: the model.
-        name: the name of a layer.
         valid: the names to suggest instead; none: all layers that can be split.
 
     Raises:
@@ -225,11 +217,6 @@ def require(graph: Graph, name: str, valid: Sequence[str] = ()) -> None:
 
 def check(layer: Layer, choice: LayerPlan, world_size: int) -> None:
     """Checks that the layer and the world allow a choice.
-
-    Args:
-        layer: the layer to be split.
-        choice: the choice of how it is split.
-        world_size: the number of ranks.
 
     Raises:
         PlanError: an invalid choice; the text names the layer, what was given and what is valid.
@@ -313,8 +300,6 @@ def segments_of(graph: Graph, chosen: Set[str], apart: Set[str]) -> tuple[tuple[
     Parameters and sizes depend on no sample and end no segment.
 
     Args:
-        graph: the model.
-        chosen: the names of the layers to recompute.
         apart: the layers that run separately from the others, as a tail in rounds does.
     """
     runs: list[list[str]] = []

@@ -170,10 +170,6 @@ def divide(lengths: Sequence[int], shares: Sequence[float]) -> list[tuple[int, .
     Every rank gets nearly its share of all, and begins a multiple of BLOCK after the beginning of a
     tensor; so it has at most BLOCK elements more or less than that. A share of zero gets nothing.
 
-    Args:
-        lengths: the lengths of the tensors, in elements.
-        shares: the relative shares, one number >= 0 for each rank and not all zero [ranks].
-
     Returns:
         How many elements each rank gets of each tensor.
     """
@@ -203,10 +199,6 @@ def is_share(value: object) -> bool:
 
 def checked_shares(shares: Sequence[float] | None, ranks: int) -> tuple[float, ...] | None:
     """The relative shares of ranks; None where all are equal.
-
-    Args:
-        shares: the shares, one for each rank; None: equal.
-        ranks: the number of ranks.
 
     Raises:
         PlanError: the shares are not one number >= 0 for each rank, or all are zero.
@@ -334,12 +326,9 @@ class Conversion:
     """One change of layout on an edge of the graph.
 
     Attributes:
-        source: the layout before.
-        target: the layout after.
         gradient: the form in which the gradient arrives from the readers: "same" as the target's
             layout, or "partial" sums.
         shape: the shape of the tensor for one sample.
-        rows: the rows of dimension 0 for each sample.
         blocks: the equal blocks of the cut features before and after, which are cut alike
             (`Shard.blocks`); the layouts themselves say the lengths of the pieces.
     """

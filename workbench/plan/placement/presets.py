@@ -77,9 +77,6 @@ class LayerDecision:
     """The rule's decision on one layer that could be sharded.
 
     Attributes:
-        layer: the layer.
-        parameters: the layer's share of the model's parameters, 0 to 1.
-        flops: the layer's share of the model's FLOPs, 0 to 1.
         reason: "cut" if the layer is sharded, or why it stays whole: a "convolution"; "small" or
             "light" (not heavy); its weights are "shared" with another layer, or are "evaluated"
             otherwise than they are trained.
@@ -277,11 +274,8 @@ def filters(graph: Graph, group_size: int, shares: Shares, grain: int) -> dict[s
     """The choice of each layer.
 
     Args:
-        graph: the model.
-        group_size: the number of ranks that divide the filters.
         shares: the relative filters of each rank of a group; or such for each pattern of layer
             names, of which the first match counts; None, or no match: equal.
-        grain: the filters that stay together.
 
     Raises:
         PlanError: a pattern that matches no layer which can be split.
@@ -323,8 +317,6 @@ def in_grains(length: int, shares: Sequence[float], grain: int) -> tuple[int, ..
     """Whole sizes near `shares`, with sum `length`: multiples of a grain, and one remainder.
 
     Args:
-        length: the number of filters to divide.
-        shares: the relative share of each rank, zero included [ranks].
         grain: the filters that stay together; halved until there are `GRAINS` for each
             rank.
     """

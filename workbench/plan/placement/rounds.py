@@ -38,7 +38,6 @@ class Tail:
 
     Attributes:
         boundary: the last layer of the head (or an input), whose rows the group gathers.
-        group_size: the number of ranks that gather together.
         layers: the names of all layers after the boundary, and of parameters that these read.
     """
 
@@ -82,11 +81,6 @@ def round_rows(rounds: Rounds, rows: tuple[int, ...], group_size: int) -> list[t
 
     A rank's rows keep their order. Where k does not divide them, the first rounds of "B/K" have one
     row more than the last.
-
-    Args:
-        rounds: the scheme of the rounds.
-        rows: the rows of each rank [ranks].
-        group_size: the size k of the groups.
     """
     k = group_size
     match rounds:

@@ -41,13 +41,7 @@ group."""
 def cut_through(
     graph: Graph, layers: Iterable[Layer], inputs: Mapping[str, Layout]
 ) -> tuple[Ways, dict[tuple[str, str], Layout]]:
-    """(how operations are cut, in which layouts they read their inputs): see `Flow`.
-
-    Args:
-        graph: the model.
-        layers: layers without schemes.
-        inputs: the layout in which each of them reads its first tensor.
-    """
+    """(how operations are cut, in which layouts they read their inputs): see `Flow`."""
     ways: Ways = {}
     apart: dict[tuple[str, str], Layout] = {}
     for layer in layers:
@@ -91,12 +85,7 @@ def _is_read_once(graph: Graph, name: str) -> bool:
 
 
 def given(layer: Layer, read: Layout) -> Layout | None:
-    """The layout of the output of an operation that is cut; None: it is not.
-
-    Args:
-        layer: a layer without a scheme.
-        read: the layout in which it reads its first tensor.
-    """
+    """The layout of the output of an operation that is cut; None: it is not."""
     cut = way_of(layer, read)
     if cut is None:
         return None
@@ -105,13 +94,7 @@ def given(layer: Layer, read: Layout) -> Layout | None:
 
 
 def read_first(layer: Layer, index: int, layout: Layout) -> Layout:
-    """How an operation reads its first tensor where one of its inputs lies so; else ROWS.
-
-    Args:
-        layer: an operation with propagations.
-        index: the number of the input.
-        layout: the layout of that input, cut over a group.
-    """
+    """How an operation reads its first tensor where one of its inputs lies so; else ROWS."""
     cut = layout.placement
     assert isinstance(cut, Shard)
     for way in layer.propagations:
@@ -123,13 +106,7 @@ def read_first(layer: Layer, index: int, layout: Layout) -> Layout:
 
 
 def read_each(layer: Layer, read: Layout, shapes: Sequence[tuple[int, ...]]) -> tuple[Layout, ...]:
-    """The layouts in which a layer without a scheme reads its inputs: mostly one for all.
-
-    Args:
-        layer: the layer.
-        read: the layout in which it reads its first tensor.
-        shapes: the shapes of its inputs, for one sample.
-    """
+    """The layouts in which a layer without a scheme reads its inputs: mostly one for all."""
     cut = way_of(layer, read)
     if cut is None:
         return (read,) * len(layer.inputs)
@@ -144,8 +121,6 @@ def by_tokens(shape: tuple[int, ...], group_size: int, tokens: Tokens) -> Layout
     """The layout over a group in which each rank has some tokens of all the group's rows.
 
     Args:
-        shape: the shape of one sample [tokens, features].
-        group_size: the ranks of a group.
         tokens: the relative tokens of each rank of the group; True: equal ones.
     """
     shares = (1,) * group_size if isinstance(tokens, bool) else tokens
@@ -153,22 +128,12 @@ def by_tokens(shape: tuple[int, ...], group_size: int, tokens: Tokens) -> Layout
 
 
 def is_by_tokens(layout: Layout, shape: tuple[int, ...]) -> bool:
-    """Whether a layout of [rows, tokens, features] divides the tokens.
-
-    Args:
-        layout: the layout.
-        shape: the shape of one sample.
-    """
+    """Whether a layout of [rows, tokens, features] divides the tokens."""
     return len(shape) == 2 and isinstance(layout.placement, Shard) and layout.placement.dim == 1
 
 
 def way_of(layer: Layer, read: Layout) -> tuple[Propagation, tuple[int, ...]] | None:
-    """How an operation is cut, and the pieces of each rank of the group; None: it is not.
-
-    Args:
-        layer: a layer without a scheme.
-        read: the layout in which it reads its first tensor.
-    """
+    """How an operation is cut, and the pieces of each rank of the group; None: it is not."""
     cut = read.placement
     for way in layer.propagations if isinstance(cut, Shard) else ():
         assert isinstance(cut, Shard)
@@ -259,9 +224,6 @@ def read_without_scheme(
     """The layout in which a layer without a scheme reads all its inputs.
 
     Args:
-        graph: the graph that the layer is in.
-        layer: a layer that cannot be split by itself.
-        coming: the layouts of its inputs before any conversion.
         preferred: the layout that its readers prefer it to read in.
         gathered: the layout in which its input is gathered already for a later layer; None: it is
             not.
@@ -310,10 +272,6 @@ def _cut_as_it_comes(
     A cut of the first tensor is kept: that may be several tensors, which are not converted.
 
     Args:
-        graph: the graph that the layer is in.
-        layer: the operation.
-        coming: the layouts of its inputs before any conversion.
-        preferred: the layout that its readers prefer it to read in.
         candidates: how it reads its first tensor where an input lies as it comes.
     """
     first = next(x for x, name in zip(coming, layer.inputs, strict=True) if graph.rows_of(name))

@@ -366,11 +366,7 @@ _REFUSED = {
 
 
 class Stated(Scheme):
-    """What an own scheme states, checked.
-
-    Args:
-        scheme: the scheme.
-    """
+    """What an own scheme states, checked."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme, self.name, self.summed_back = scheme, scheme.name, scheme.summed_back

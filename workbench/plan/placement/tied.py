@@ -54,11 +54,7 @@ def together(
     """A layer's new choice, and those of the layers that share its weights: they are held alike.
 
     Args:
-        graph: the model.
-        name: the layer's name.
-        choice: its new choice.
         choices: the choices so far, whose recomputation stays.
-        world_size: the number of ranks.
 
     Raises:
         PlanError: it cannot have that choice, or another layer cannot hold the weights so.
@@ -143,10 +139,6 @@ def kept_whole(graph: Graph) -> frozenset[str]:
 
 def check_evaluated(graph: Graph, flow: Callable[[], Flow]) -> None:
     """Checks that what evaluation reads otherwise than training is whole.
-
-    Args:
-        graph: the model.
-        flow: gives the placement of its weights, if that is to be known.
 
     Raises:
         PlanError: it is cut; the text names the layer, and who reads its weights in evaluation.

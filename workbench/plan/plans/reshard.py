@@ -30,10 +30,7 @@ class Move:
     """A part of a logical tensor that one rank sends to another.
 
     Attributes:
-        name: the tensor's name in the model's state_dict.
         region: the part's region of the whole tensor.
-        source: the rank that holds it under the old plan.
-        target: the rank that lacks it under the new plan.
     """
 
     name: str
@@ -68,10 +65,6 @@ class Move:
 @dataclass(frozen=True)
 class Reshard:
     """The transition from one plan to another of the same model on the same ranks.
-
-    Attributes:
-        before: the plan that runs.
-        after: the plan that is to run.
 
     Raises:
         PlanError: the plans are of different models or world sizes.
@@ -123,7 +116,6 @@ class Reshard:
         """The number of elements that a rank receives.
 
         Args:
-            rank: the rank's number in the world.
             states: the number of tensors, for each parameter that has some, that are placed like
                 it: the optimizer's, and gradients in flight.
             residuals: the number of gradient sums that have error-feedback residuals.
@@ -147,8 +139,6 @@ def held(placed: WeightPlacement, rank: int, replica: int | None = None) -> tupl
     """The regions of a tensor that a rank holds; one for each block, and none for no elements.
 
     Args:
-        placed: the placement of the tensor.
-        rank: the rank's number in the world.
         replica: the only replica that has the tensor, out of the sets of ranks that hold a whole
             one; None: all have it.
     """

@@ -88,12 +88,6 @@ BUILT_IN = MappingProxyType({rule.name: rule for rule in (DataParallel(), Hybrid
 def plan_by(rule: Rule, graph: Graph, world_size: int, group_size: int | None = None) -> Plan:
     """The plan that a rule makes, which is checked to be one for this model and these ranks.
 
-    Args:
-        rule: the rule.
-        graph: the model.
-        world_size: the number of ranks.
-        group_size: the number of ranks in a group, for a `GroupRule`; None: all.
-
     Raises:
         PlanError: the rule raised, or made something else; the text names it.
     """
@@ -119,13 +113,7 @@ WORLDS = (1, 2, 4)
 
 
 def checks_of(rule: Rule, graphs: Sequence[Graph], worlds: Sequence[int] = WORLDS) -> list[Check]:
-    """Checks a rule on several models and numbers of ranks.
-
-    Args:
-        rule: the rule.
-        graphs: the models.
-        worlds: the numbers of ranks.
-    """
+    """Checks a rule on several models and numbers of ranks."""
     cases = [(graph, world) for graph in graphs for world in worlds]
     made: dict[int, Plan] = {}
 

@@ -70,11 +70,6 @@ def to_toml(plan: PlanFields) -> str:
 def read(content: Mapping[str, Any], graph: Graph | None, *, trust: bool) -> dict[str, Any]:
     """The fields of a Plan from parsed TOML.
 
-    Args:
-        content: the tables of the text.
-        graph: the model that the plan must be for; None: the one in the text.
-        trust: whether schemes that it names may be imported.
-
     Raises:
         PlanError: a missing table, an unknown key, a wrong type, or another model.
     """

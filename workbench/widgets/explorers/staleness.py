@@ -8,7 +8,6 @@ import traitlets
 
 from workbench.plan.collective.codec import Codec
 from workbench.plan.experiment.experiment import Experiment
-from workbench.plan.experiment.stability import limit
 from workbench.plan.experiment.sync import Pipelined, Synchronous
 from workbench.plan.io.errors import ExperimentError, MachineError
 from workbench.plan.io.units import brief_seconds, digits, milliseconds, percent, times
@@ -18,6 +17,7 @@ from workbench.widgets.drawing.plot import Line, Mark, Scale, plot
 from workbench.widgets.explorers.controls import Choice, Control, Slider, decades
 from workbench.widgets.explorers.descent import GOALS, Descent, Goal, losses, recognised, steps_to
 from workbench.widgets.explorers.explorer import Explorer, LegendEntry, Panel, Picture, Table
+from workbench.widgets.explorers.stability import limit
 from workbench.widgets.explorers.timing import ONE_CALL, model_of
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
