@@ -65,6 +65,7 @@ def root(tmp_path):
     ignore = shutil.ignore_patterns("__pycache__", "test_*")
     shutil.copytree(HERE, root / "tests" / "mutants", ignore=ignore)
     (root / FILE).parent.mkdir(parents=True)
+    shutil.copy(HERE.parents[1] / "workbench" / "__init__.py", root / "workbench")
     (root / FILE).write_text(SOURCE)
     (root / VALUES).write_text("FIRST = 0\n")
     (root / "tests" / "test_small.py").write_text(TESTS)
