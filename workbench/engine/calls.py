@@ -52,12 +52,6 @@ def assume_identity(
 ) -> tuple[int, int]:
     """Turns an engine that has nothing to do into another one of this host.
 
-    Args:
-        index: the engine to become.
-        cores: logical cores to run on; none: those that it has.
-        threads: Compute threads.
-        environment: what is different there, such as `CUDA_VISIBLE_DEVICES`.
-
     Returns:
         As `introduce`.
 
@@ -178,15 +172,7 @@ def unsplit_model(
     start: Path,
     path: Path,
 ) -> None:
-    """Writes what the unsplit model computes; see `train.verify.whole_model.write_reference`.
-
-    Args:
-        experiment: what to run.
-        weights: the initial weights; None: they are made first.
-        directory: the folder of initial weights.
-        start: the file to write for the weights that both models start from.
-        path: the file to write for the results.
-    """
+    """Writes what the unsplit model computes; see `train.verify.whole_model.write_reference`."""
     from workbench.train.verify.whole_model import write_reference
 
     weights = initial_weights(experiment, directory) if weights is None else weights
@@ -249,9 +235,6 @@ class _Interrupts:
     """Raises KeyboardInterrupt; where something is being imported, once it is.
 
     Half of a module would stay in this process, and break whatever next wants the whole.
-
-    Args:
-        are_meant: says whether interrupts are for what is done now.
     """
 
     def __init__(self, are_meant: Callable[[], bool]) -> None:

@@ -52,12 +52,6 @@ def named(names: Mapping[str, Any], kind: type[T]) -> dict[str, T]:
 def the_only(names: Mapping[str, Any], kind: type[T], what: str, remedy: str) -> T:
     """The one value of a kind.
 
-    Args:
-        names: the notebook's variables.
-        kind: the type of the value.
-        what: "cluster", for the error.
-        remedy: what to do where there is none.
-
     Raises:
         LookupError: there is none, or several.
     """

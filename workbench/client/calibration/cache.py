@@ -20,10 +20,6 @@ def fingerprint(devices: Iterable[EngineDevice], hosts: object) -> str:
     """Twelve hexadecimal digits of the hardware that some ranks run on, and of what drives it.
 
     Also of the precisions that there are: a machine has figures of all of them.
-
-    Args:
-        devices: the devices of the ranks: cores, threads, GPUs and who shares them.
-        hosts: emulated hosts, whose text says bandwidth and speeds; None: this host.
     """
     instructions = os.environ.get("ONEDNN_MAX_CPU_ISA", "")  # those that oneDNN may use
     driven = [processor(), instructions, torch.__version__, *get_args(Precision)]

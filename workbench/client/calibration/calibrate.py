@@ -137,12 +137,6 @@ class CalibrationSpec:
 class Calibration:
     """One calibration: what is known already is kept, what is missing is measured.
 
-    Args:
-        lease: the engine of each rank.
-        devices: the device of each rank.
-        hosts: emulated hosts, or None.
-        spec: what to measure besides the plans' layers.
-
     Raises:
         ValueError: Hosts have different numbers of ranks.
     """
@@ -273,12 +267,7 @@ _OF_THE_LINK = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 def links_of(found: Sequence[LinksMeasured], hosts: Sequence[str]) -> tuple[Link, Link | None]:
-    """(within a host, across hosts) from what each rank found; None: there is one host.
-
-    Args:
-        found: what each rank measured.
-        hosts: the name of each rank's host.
-    """
+    """(within a host, across hosts) from what each rank found; None: there is one host."""
     whole = Link(name="one rank", latency_s=0.0, bandwidth=1 / _SLOWEST)
     inside = _link("within a host", found, hosts, spans=False)
     if len(set(hosts)) == 1:

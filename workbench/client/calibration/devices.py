@@ -71,11 +71,7 @@ def classes(tables: Sequence[Seconds]) -> tuple[int, ...]:
 
 
 def tables_of(found: Sequence[Sequence[LayersMeasured]]) -> list[Seconds]:
-    """What ranks with the same to do took: one table over steps, one over parts of a step.
-
-    Args:
-        found: what each rank measured, at each number of rows.
-    """
+    """What ranks with the same to do took: one table over steps, one over parts of a step."""
     steps, shapes = [], []
     for column in zip(*found, strict=True):
         parts = np.stack([own.parts for own in column]).astype(np.float64)
@@ -87,24 +83,14 @@ def tables_of(found: Sequence[Sequence[LayersMeasured]]) -> list[Seconds]:
 
 
 def same_work(experiment: Experiment, column: Sequence[LayersMeasured]) -> bool:
-    """Whether all ranks had the same to do.
-
-    Args:
-        experiment: the experiment that was measured.
-        column: what each rank measured, at one number of rows.
-    """
+    """Whether all ranks had the same to do."""
     rows, precision = column[0].rows, experiment.precision
     works = (works_on(experiment.plan, rank, rows, precision) for rank in range(len(column)))
     return len({tuple(own) for own in works}) == 1
 
 
 def as_much_work(experiment: Experiment, column: Sequence[LayersMeasured]) -> bool:
-    """Whether ranks had as much to do, nearly: a layer's pieces may differ by an element or so.
-
-    Args:
-        experiment: the experiment that was measured.
-        column: what each rank measured, at one number of rows.
-    """
+    """Whether ranks had as much to do, nearly: a layer's pieces may differ by an element or so."""
     totals = []
     for rank, own in enumerate(column):
         works = works_on(experiment.plan, rank, own.rows, experiment.precision).items()
@@ -237,10 +223,6 @@ def with_workspaces(
 
     Ranks with devices of one kind share what they found; where they found unequal bytes, the most
     count.
-
-    Args:
-        devices: one for all ranks, or one for each.
-        found: the workspaces that each rank measured.
     """
     every = [devices[rank % len(devices)] for rank in range(len(found))]
     shared: dict[tuple[str, str, int], tuple[Workspace, ...]] = {}
@@ -282,11 +264,6 @@ def extended(
 
     Ranks that took equally long for the same layers share what they found, the others have devices
     of their own from then on.
-
-    Args:
-        devices: one for all ranks, or one for each.
-        experiment: the experiment that was measured.
-        found: what each rank measured, at each number of rows.
     """
     every = [devices[rank % len(devices)] for rank in range(len(found))]
     of = _classes(every, experiment, found)
@@ -392,13 +369,7 @@ class Behind:
 def stretches_of(
     experiment: Experiment, found: Sequence[Sequence[LayersMeasured]], *, own_devices: bool
 ) -> list[Behind]:
-    """What all ranks measured of a plan; nothing where some had more to do.
-
-    Args:
-        experiment: the experiment that was measured.
-        found: what each rank measured, at each number of rows.
-        own_devices: whether each rank has a device of its own, whose mean speed is known.
-    """
+    """What all ranks measured of a plan; nothing where some had more to do."""
     stretches: list[Behind] = []
     for column in zip(*found, strict=True):
         if len(column) < 2 or not as_much_work(experiment, column):

@@ -32,11 +32,6 @@ def local_machine(
 ) -> Machine:
     """Measures this host's device, and on it the workspaces of plans.
 
-    Args:
-        what: the plans, or graphs, whose layers are measured whole.
-        rows: the numbers of rows of each rank.
-        precision: the precision of the layers.
-
     Raises:
         TypeError: something else than graphs and plans.
         ValueError: there are no rows.

@@ -59,11 +59,6 @@ def recalibrated(
     Layers, loading, updates and what a step takes besides are replaced, so that a step which was
     traced is predicted as it was: of several, one that is neither fast nor slow.
 
-    Args:
-        machine: one device for all ranks, or one for each.
-        experiment: the experiment that ran.
-        steps: the traced steps, each of all ranks.
-
     Raises:
         ClusterError: the machine has devices for another number of ranks.
     """

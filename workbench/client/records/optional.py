@@ -6,11 +6,6 @@ from importlib.util import find_spec
 def require(package: str, extra: str, what: str) -> None:
     """Checks that a package is there.
 
-    Args:
-        package: the name that it is imported by.
-        extra: the extra of this project that installs it.
-        what: what needs it, for the error.
-
     Raises:
         ModuleNotFoundError: it is not installed; the text says what to install.
     """

@@ -36,15 +36,7 @@ UNFINISHED = (
 class RecordedJob:
     """The job of a run that is read from its folder.
 
-    Args:
-        directory: the run's folder.
-        trust: whether `experiment` may import what the folder names.
-
-    Attributes:
-        id: the number that the job had; None: its folder does not say.
-        outcome: how it ended; None: its folder does not say.
-        experiment: what ran, under the plan that it ended with.
-        has_lost_rows: whether a rank could not write some rows.
+    With `trust`, `experiment` may import what the folder names.
 
     Raises:
         ClusterError: it is no run's folder, or a file in it cannot be read.

@@ -81,10 +81,6 @@ def sources(module: nn.Module | None, experiment: Value) -> tuple[SourceText, ..
     """The texts of classes and functions, and of those that they call by name, each once.
 
     Left out is what packages have that are installed: their versions say what it is.
-
-    Args:
-        module: the model, of whose classes the texts are; None: it is built by name.
-        experiment: a value, of whose own objects they are, too.
     """
     given: list[Any] = [] if module is None else [module]
 
