@@ -98,12 +98,7 @@ def compare(
 ) -> Iterator[Report]:
     """Measures all-reduces on a cluster of four engines, which may be on several hosts.
 
-    Args:
-        cluster: the cluster whose engines communicate.
-        progress: the progress of the part "sizes".
-        turns: how often a system all-reduces in one turn, for each size in bytes.
-        rounds: the number of turns that each system takes.
-        own: algorithms of your own, "module:attribute" or entry points.
+    `turns` has for each size in bytes how often a system all-reduces in one turn.
     """
     seconds: Seconds = {}
     for size in progress.each("sizes", turns):

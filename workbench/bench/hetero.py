@@ -88,13 +88,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class Case:
-    """The work that is divided.
-
-    Attributes:
-        split: the kind of shares, "rows" or "filters".
-        divisor: the divisor of the network's channels.
-        batch_size: the samples of a step over all ranks.
-    """
+    """The work that is divided: rows or filters of a network with channels over a divisor."""
 
     split: Split
     divisor: int
@@ -131,11 +125,7 @@ class Case:
     ) -> Balanced:
         """Finds shares by measurement; for filters also by measurements under the first shares.
 
-        Args:
-            cluster: the cluster, whose engines are slowed already.
-            world: the number of ranks.
-            within_s: the approximate seconds for each calibration.
-            bare: the machine with the devices' own figures and links; None: they are measured, too.
+        Devices' own figures and links come from `bare`, or are measured too.
         """
         experiment = self.experiment(self.equal(world), 1)
         rows: tuple[int, ...] = (max(1, self.batch_size // world),)
@@ -177,15 +167,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Size:
-    """The amount of measurement.
-
-    Attributes:
-        speeds: the relative speeds of the engines, for each set.
-        cases: the work that is divided, in each case.
-        rounds: the number of interleaved rounds of all plans.
-        steps: the number of timed steps of a run.
-        within_s: the approximate seconds of a calibration; it takes longer on slow engines.
-    """
+    """The sets of speeds and cases, rounds and steps, and the seconds of a calibration, about."""
 
     speeds: tuple[tuple[int, ...], ...]
     cases: tuple[Case, ...]
@@ -295,13 +277,7 @@ def _compared(
 ) -> _Part:
     """Compares the plans under one set of speeds, which the cluster's engines have already.
 
-    Args:
-        cluster: the cluster.
-        speeds: the relative speed of each engine [ranks].
-        case: the work that is divided.
-        size: the amount of measurement.
-        bare: the machine with the devices' own figures and links; None: they are measured, too.
-        name: the end of the figures' names; "": the split and the speeds.
+    Devices' own figures and links come from `bare`, or are measured too.
     """
     world = len(speeds)
     name = name or f"{case.split}_{'_'.join(map(str, speeds))}"
@@ -411,15 +387,9 @@ TICK_S = 0.02
 
 @dataclass(frozen=True)
 class _Slowdown:
-    """One slowdown.
+    """One slowdown: samples per second after it by the name of the run, and what shares came of it.
 
-    Attributes:
-        speeds: the samples per second after it, by the name of the run.
-        imbalance: the imbalance under the last shares.
-        one_row: the imbalance that one row makes.
-        changes: the number of changes of shares after the slowdown.
-        seconds: the seconds of each change of shares.
-        notes: the notes of the balancer.
+    `changes` of shares followed it, each of which took so many `seconds`.
     """
 
     speeds: Mapping[str, float]

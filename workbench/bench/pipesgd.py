@@ -172,15 +172,9 @@ RATIOS = {  # figure: (the slower, the faster)
 
 @dataclass(frozen=True)
 class Headline:
-    """The settings of the comparison.
+    """The settings of the comparison, of AlexNet or a small VGG; the rate is in bytes/s.
 
-    Attributes:
-        small: whether the model is a small VGG, instead of AlexNet.
-        input_shape: the shape of one sample, as small as the model permits, so that one core
-            computes a step quickly.
-        rate: the bandwidth of the links, in bytes/s.
-        rounds: the number of interleaved rounds.
-        rows: the rows of each rank in a step.
+    One sample is as small as the model permits, so that one core computes a step quickly.
     """
 
     small: bool = False
@@ -266,14 +260,9 @@ D_SYNC = Turn("D-Sync", ONCE, warm=1, steps=2)
 
 @dataclass(frozen=True)
 class Sweep:
-    """The settings of the sweep.
+    """The settings of the sweep: the values of r, and the one at which pipelines are wider, too.
 
-    Attributes:
-        ratios: the values of r.
-        wide_at: the r at which widths above 2 run too.
-        rounds: the number of rounds for every r.
-        rows: the rows of each rank in a step, which determine the compute time.
-        width: the channels of the `SmallVGG`'s first stage.
+    Rows of a rank and the `SmallVGG`'s width determine the compute time.
     """
 
     ratios: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -403,20 +392,7 @@ Q = Codec(name="int8")
 
 @dataclass(frozen=True)
 class Task:
-    """A model, data and settings to learn with.
-
-    Attributes:
-        name: the name of the task.
-        make: a function that builds the model.
-        shape: the shape of one sample of its input.
-        data: the data set.
-        lr: the learning rate.
-        momentum: the momentum of SGD.
-        steps: the number of steps of a run.
-        batch_size: the samples of a step over all ranks.
-        warmup: the number of synchronous steps before pipelined ones.
-        every: the number of steps between evaluations.
-    """
+    """A model, data and settings to learn with; evaluated `every` few steps."""
 
     name: str
     make: Callable[[], nn.Module]

@@ -203,15 +203,10 @@ def _batches(kinds: Sequence[str], count: int) -> list[list[Kill]]:
 
 @dataclass
 class Target:
-    """An experiment that is run repeatedly on one cluster.
+    """An experiment that is run repeatedly on one cluster, and resharded to another plan.
 
-    Attributes:
-        cluster: the cluster whose engines it runs on; attached to anew once its supervisor was
-            killed.
-        experiment: the experiment that trains.
-        other: the plan that it is resharded to.
-        killed: the process ids of engines that were killed or stopped here.
-        ended_servers: the times at which a server was killed, in seconds since the epoch.
+    The cluster is attached to anew once its supervisor was killed. `killed` has the process ids of
+    engines that were killed or stopped here, `ended_servers` the times (epoch) of servers' kills.
     """
 
     cluster: Cluster

@@ -73,13 +73,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """The measurements of one model, in milliseconds and bytes.
-
-    Attributes:
-        paint: the milliseconds from the call of `render` until its first frame, for each opening.
-        redraw: the milliseconds from an edit until its prediction is on the screen, for each edit.
-        patch: the bytes that an edit sent to the page, for each edit.
-    """
+    """Milliseconds of each first paint and each edit, until it is on the screen; bytes of edits."""
 
     paint: list[float]
     redraw: list[float]

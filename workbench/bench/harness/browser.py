@@ -108,13 +108,7 @@ _OURS, _SCRIPTS = "workbench.widgets", ("_esm", "_css")
 
 
 class FrontEnd:
-    """Shows a widget on a page, and passes messages both ways.
-
-    Args:
-        page: the page, which shows nothing else.
-        widget: the widget whose messages are taken over from Jupyter.
-        theme: the theme, "light" or "dark".
-    """
+    """Shows a widget on a page, which shows nothing else, and passes messages both ways."""
 
     def __init__(self, page: "Page", widget: Widget, theme: str = "light") -> None:
         self.page, self.widget = page, widget

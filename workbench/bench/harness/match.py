@@ -40,13 +40,9 @@ MEASURE_PLANS, MEASURE_LOSSES = f"{__name__}:measure_plans", f"{__name__}:measur
 
 @dataclass(frozen=True)
 class Match:
-    """Systems that run interleaved with the workbench.
+    """Systems that run interleaved with the workbench, a round of which takes some seconds.
 
-    Attributes:
-        part: the name of the part.
-        engines: the number of engines.
-        rivals: the rivals; of several in one place, the one that was fastest in the first round.
-        seconds: the seconds that a round takes, roughly.
+    Of several rivals in one place, the one that is fastest in the first round takes part.
     """
 
     part: str
@@ -261,12 +257,8 @@ CONTROL = ("status", "bench")  # layers of the record that are no part of the ex
 class Turn:
     """One system that is built anew for its turn.
 
-    Attributes:
-        name: the name of the system.
-        runs: a strategy of the workbench, or "rival ..." as for `build_rival`.
-        warm: the number of steps before the timed ones.
-        steps: the number of timed steps.
-        alone: whether only the gradient's exchange of a synchronous strategy runs.
+    It runs a strategy of the workbench, or "rival ..." as for `build_rival`; `alone`, only the
+    gradient's exchange of a synchronous strategy.
     """
 
     name: str

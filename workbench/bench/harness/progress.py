@@ -37,14 +37,7 @@ class Part:
 
 @dataclass
 class Progress:
-    """The progress of one benchmark.
-
-    Attributes:
-        budget_s: the seconds that it may take, about; None: as many as it takes.
-        only: the name of the only part to run; None: all run.
-        say: takes a line for people.
-        now: the clock, in seconds.
-    """
+    """The progress of one benchmark, within a budget, of all its parts or only one."""
 
     budget_s: float | None = None
     only: str | None = None
@@ -73,12 +66,7 @@ class Progress:
         return part in self._parts
 
     def each(self, part: str, items: Iterable[Any] | None = None) -> Iterator[Any]:
-        """The rounds or cases of a part that fit into the budget; none if it is not wanted.
-
-        Args:
-            part: the name of the part.
-            items: the cases; None: the numbers of rounds, from 0.
-        """
+        """The rounds, or cases, of a part that fit into the budget; none if it is not wanted."""
         if part not in self._parts:
             return
         units, taken = self._parts[part].units, self._taken[part]

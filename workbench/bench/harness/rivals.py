@@ -76,13 +76,8 @@ from workbench.train.verify.whole_model import whole_model
 class Side:
     """One system on one rank.
 
-    Attributes:
-        name: the name of the system.
-        step: a function that runs one step and returns this rank's part of the mean loss.
-        samples: the samples of one step, over all ranks that take part.
-        takes_part: whether this rank takes part.
-        threads: the number of threads that it computes with.
-        rest: a function that waits until none of its messages is in flight.
+    `step` returns this rank's part of the mean loss, `samples` are those of one step over all ranks
+    that take part, and `rest` waits until none of its messages is in flight.
     """
 
     name: str

@@ -156,12 +156,9 @@ def _figures(rows: Rows) -> dict[str, Figure]:
 
 
 class _Bench:
-    """Runs cases, and announces each.
+    """Runs cases, and announces each; `rows` has "" and the parts with separate figures.
 
-    Attributes:
-        rows: the rows of the report, of the parts with separate figures by their names.
-        notes: the notes on cases that could not be run.
-        spare_s: the seconds that are left for rounds of cases whose rounds differ.
+    `spare_s` seconds are left for rounds of cases whose rounds differ.
     """
 
     def __init__(
