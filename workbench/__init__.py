@@ -186,7 +186,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _measure(*arguments: Any) -> Any:
-    return import_module("workbench.client.calibration.local").local_machine(*arguments)
+    return import_module("workbench.client.calibration.calibrate").local_machine(*arguments)
 
 
 def load_ipython_extension(shell: Any) -> None:

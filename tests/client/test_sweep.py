@@ -6,7 +6,7 @@ import pytest
 
 from tests.plan.graphs import vgg
 from tests.scheduler.values import request
-from workbench.client.records.configuration import differences
+from workbench.client.records.runs import differences
 from workbench.client.sweep import results, variations
 from workbench.plan import SGD, Adam, Experiment, ExperimentError, LocalSGD, Plan, Synchronous
 from workbench.plan.experiment.metrics import COLUMNS

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from workbench.client.records.configuration import differences, short
+from workbench.client.records.runs import differences, short
 from workbench.client.run.run import Run
 from workbench.client.run.waiting import TICK_S
 from workbench.plan.experiment.experiment import Experiment

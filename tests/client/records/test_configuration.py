@@ -2,7 +2,7 @@
 
 from tests.own_sums import Sign, Star
 from tests.plan.graphs import mlp
-from workbench.client.records.configuration import differences
+from workbench.client.records.runs import differences
 from workbench.client.run.own_objects import kept
 from workbench.plan import SGD, Experiment, Plan, Synchronous
 

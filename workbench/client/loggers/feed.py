@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from workbench.client.loggers.logger import Log, LoggedRun, Logger, step_of
-from workbench.client.records.configuration import fields_of, short
+from workbench.client.records.runs import fields_of, short
 from workbench.client.run.rows import Rows
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.metrics import Row

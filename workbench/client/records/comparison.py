@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.client.records.configuration import (
+from workbench.client.records.curves import figure_panels, loss_panel
+from workbench.client.records.runs import (
     beside,
     fields_of,
     layer_differences,
     short,
     varied,
 )
-from workbench.client.records.curves import figure_panels, loss_panel
 from workbench.client.run.run import Run
 from workbench.plan.display import svg
 from workbench.plan.display.panels import document

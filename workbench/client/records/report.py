@@ -4,7 +4,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from workbench.client.records.configuration import fields_of, short
 from workbench.client.records.curves import (
     figure_panels,
     loss_panel,
@@ -14,6 +13,7 @@ from workbench.client.records.curves import (
 )
 from workbench.client.records.environment import Environment
 from workbench.client.records.optional import require
+from workbench.client.records.runs import fields_of, short
 from workbench.client.run import view
 from workbench.plan.display import svg
 from workbench.plan.display.panels import document
