@@ -129,25 +129,9 @@ def test_what_can_never_run_is_refused(cluster, experiment):
     jobs, before = cluster.jobs, len(cluster.jobs)
     with pytest.raises(ClusterError, match="for 3 ranks, but this cluster has 2 engines"):
         jobs.submit(experiment, engines=3, module=NET)
-    with pytest.raises(ClusterError, match="max_engines <= 2 engines, got 1 and 4"):
-        jobs.submit(experiment, max_engines=4, module=NET)
     with pytest.raises(TypeError, match="submit takes an Experiment"):
         jobs.submit(experiment.plan)
     cut = experiment.replace(plan=wb.Plan.hybrid(GRAPH, 2))
     with pytest.raises(ClusterError, match="cannot be made one for 1 ranks"):
         jobs.submit(cut, engines=1, module=NET)
     assert len(jobs) == before
-
-
-@pytest.mark.slow
-def test_an_elastic_job_gives_an_engine_up_and_takes_it_again(cluster, experiment):
-    jobs = cluster.jobs
-    long = experiment.replace(plan=wb.Plan.data_parallel(GRAPH, 2), steps=10**6)
-    elastic = jobs.submit(long, min_engines=1, module=NET)
-    assert until(lambda: elastic.state == "running", LONG_S, 0.02)
-    short = jobs.submit(experiment, module=NET, priority=1).wait(LONG_S)
-    assert short.state == "finished"
-    assert until(lambda: elastic.experiment.plan.world_size == 1, LONG_S, 0.02)
-    assert until(lambda: elastic.experiment.plan.world_size == 2, LONG_S, 0.02)
-    elastic.stop()
-    assert elastic.wait(LONG_S).state == "stopped"

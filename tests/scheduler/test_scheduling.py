@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.scheduler.values import GIB, engines, job, running, variants
+from tests.scheduler.values import GIB, engines, job, running
 from workbench.scheduler.jobs import LEVEL_S, refusal
 from workbench.scheduler.scheduling import schedule
 
@@ -20,18 +20,12 @@ def test_jobs_start_side_by_side_and_the_next_one_waits():
     assert decided.reasons[3].startswith("waits for 2 engines; 1 is free")
 
 
-def test_the_one_that_waits_is_told_for_what_and_until_when():
+def test_the_one_that_waits_is_told_for_what():
     busy = running(4, (0, 1, 2), seconds=360.0, steps=100, step=50)
     decided = schedule([busy, job(5, 2, memory_bytes=GIB)], engines(4, busy), NOW)
-    expected = "waits for 2 engines; 1 is free; expected in 3 min, when job 4 ends"
-    assert decided.reasons == {5: expected}
-    assert decided.predicted_starts == {5: NOW + 180.0}
-
-
-def test_what_nobody_knows_is_not_predicted():
+    assert decided.reasons == {5: "waits for 2 engines; 1 is free; starts when job 4 ends"}
     busy = running(4, (0,), began_at=NOW - 60.0)
     decided = schedule([busy, job(5), job(6)], engines(1, busy), NOW)
-    assert decided.predicted_starts == {}
     assert decided.reasons == {
         5: "waits for 1 engine; none is free; starts when job 4 ends",
         6: "waits for 1 engine; none is free; job 5 comes first",
@@ -162,33 +156,10 @@ def test_pre_emption_does_not_go_back_and_forth():
     assert schedule([queued, young], engines(1), LEVEL_S + 20.0).starts == ((2, (0,)),)
 
 
-def test_elastic_jobs_shrink_for_others_and_grow_into_what_is_idle():
-    elastic = running(1, (0, 1, 2, 3), min_engines=1, variants=variants(1, 2, 3))
-    decided = schedule([elastic, job(2, 2)], engines(4, elastic), NOW)
-    assert decided.shrink == ((1, (0, 1)),)
-    assert decided.reasons[1] == "goes on with 2 engines, so that job 2 can start"
-    small = running(1, (0, 1), engines=2, max_engines=4, variants=variants(3, 4))
-    decided = schedule([small], engines(4, small), NOW)
-    assert decided.grow == ((1, (0, 1, 2, 3)),)
-    waiting = schedule([small, job(2, 3)], engines(4, small), NOW)
-    assert (waiting.grow, waiting.starts) == ((), ())
-
-
-def test_elastic_jobs_start_with_what_there_is():
-    elastic = {"min_engines": 1, "max_engines": 4, "variants": variants(1, 3, 4)}
-    assert schedule([job(1, 2, **elastic)], engines(1), NOW).starts == ((1, (0,)),)
-    assert schedule([job(1, 2, **elastic)], engines(4), NOW).starts == ((1, (0, 1, 2, 3)),)
-    both = schedule([job(1, 2, **elastic), job(2, 1)], engines(3), NOW)
-    assert both.starts == ((1, (0, 2)), (2, (1,)))
-    busy = running(9, (4,))
-    kept = schedule([job(1, 2, **elastic), job(2, 5), busy], engines(5, busy), NOW)
-    assert kept.starts == ((1, (0, 1)),)
-
-
 def test_engines_that_are_replaced_are_waited_for():
     cluster = [*engines(1), *engines(2, state="dead")[1:]]
     decided = schedule([job(1, 2)], cluster, NOW)
-    assert decided.reasons[1].endswith("expected in 10 s, when engines were replaced")
+    assert decided.reasons[1].endswith("starts when engines were replaced")
 
 
 @pytest.mark.parametrize(
@@ -213,10 +184,6 @@ def test_what_never_fits_is_refused_with_what_would(asked, said):
     assert said in schedule([never], cluster, NOW).reasons[1]
 
 
-def test_an_elastic_job_fits_with_its_fewest():
-    assert refusal(job(1, 6, min_engines=4, variants=variants(4)), engines(4)) is None
-
-
 def test_a_thousand_jobs_take_less_than_a_second():
     busy = [running(n + 1, (n,), seconds=100.0 + n, steps=10) for n in range(64)]
     queue = [job(100 + n, 1 + n % 9, seconds=50.0 + n, priority=n % 3) for n in range(1000)]
@@ -236,7 +203,6 @@ requests = st.builds(
     submitted_at=st.floats(0, NOW),
     device=st.sampled_from([None, "cpu", "cuda"]),
     memory_bytes=st.sampled_from([None, 4 * GIB, 16 * GIB]),
-    elastic=st.booleans(),
     fixed=st.none() | st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True),
     preemptible=st.booleans(),
 )
@@ -252,12 +218,9 @@ clusters = st.lists(
 
 
 def made(number, request):
-    elastic, fixed = request.pop("elastic"), request.pop("fixed")
-    count = request.pop("engines")
+    fixed, count = request.pop("fixed"), request.pop("engines")
     if fixed is not None:
         return job(number, len(fixed), places=tuple(fixed), **request)
-    if elastic:
-        request |= {"min_engines": 1, "max_engines": 6, "variants": variants(1, 2, 6)}
     return job(number, count, **request)
 
 
@@ -278,7 +241,7 @@ def test_no_engine_is_given_twice_and_requests_are_kept(requests, kinds):
     assert len(given_out) == len(set(given_out))
     for number, places in decided.starts:
         wanted = jobs[number]
-        assert len(places) in wanted.sizes
+        assert len(places) == wanted.engines
         assert wanted.places is None or set(places) == set(wanted.places)
         for place in places:
             assert cluster[place].state == "idle"

@@ -32,7 +32,3 @@ def engines(count: int, *busy: JobRecord, **fields: Any) -> list[EngineRecord]:
         )
         for index in range(count)
     ]
-
-
-def variants(*sizes: int) -> dict[int, bytes]:
-    return {size: b"" for size in sizes}

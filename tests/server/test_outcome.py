@@ -35,7 +35,6 @@ def verdict(*ends: End, requested: str = "", job: JobRecord = JOB, step: int = 8
         ([returned("stopped")], "stop", "stopped"),
         ([returned("stopped")], "pause", "paused"),
         ([returned("stopped")], "preempt", "queued"),
-        ([returned("stopped")], "resize", "queued"),
         ([returned("stopped")], "", "stopped"),
         ([returned("diverged", "no number")], "", "failed"),
         ([INTERRUPTED, DIED], "", "starting"),

@@ -153,17 +153,3 @@ def test_ranks_that_lose_each_other_try_again(fake):
     record = fake.ended(fake.submit(keywords={"steps": 30, "sleeps_at": 12}, max_attempts=1))
     assert record.state == "parked"
     assert "CommTimeout" in record.error.text
-
-
-@pytest.mark.slow
-def test_fewer_engines_do_where_no_other_comes(fake):
-    job = fake.submit(keywords={"steps": 400}, min_engines=1, variants={1: fake.packed})
-    record = fake.at_step(job, 22)
-    fake.replaces = False
-    os.kill(record.pids[1], signal.SIGKILL)
-    record = fake.ended(job)
-    fake.replaces = True
-    fake.start_engine(1)
-    assert (record.state, record.attempt) == ("finished", 2)
-    assert value(record) == value_after(400)
-    assert record.attempts[1].places == (0,)

@@ -36,30 +36,6 @@ def test_a_job_of_higher_priority_goes_first(fake):
     assert was_run_once(record.directory)
 
 
-@pytest.mark.slow
-def test_an_elastic_job_shrinks_for_another_and_grows_again(fake):
-    elastic = fake.submit(
-        keywords={"steps": 1500, "every": 1000},
-        min_engines=1,
-        variants={1: fake.packed},
-        seconds=10_000.0,
-        steps=1500,
-    )
-    fake.at_step(elastic, 10)
-    other = fake.submit(engines=1, keywords={"steps": 100})
-    assert fake.ended(other).state == "finished"
-    deadline = time.monotonic() + 20
-    while len(fake.store.job(elastic).attempts) < 2:
-        assert time.monotonic() < deadline, fake.store.job(elastic)
-        time.sleep(0.02)
-    assert fake.ask("stop", elastic) == ""
-    record = fake.ended(elastic)
-    assert record.state == "stopped"
-    sizes = [len(attempt.places) for attempt in record.attempts]
-    assert sizes[:2] == [2, 1]
-    assert was_run_once(record.directory)
-
-
 def test_a_job_that_can_never_fit_says_so(fake):
     job = fake.submit(engines=5)
     while not (reason := fake.store.job(job).reason):

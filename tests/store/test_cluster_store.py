@@ -74,7 +74,7 @@ def test_another_version_is_named(path):
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 7")
     connection.close()
-    with pytest.raises(StoreError, match="has version 7, and this workbench reads version 2"):
+    with pytest.raises(StoreError, match="has version 7, and this workbench reads version 3"):
         Store(path)
 
 

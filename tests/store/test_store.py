@@ -16,7 +16,7 @@ from types import FrameType
 
 import pytest
 
-from tests.scheduler.values import request, variants
+from tests.scheduler.values import request
 from workbench.store.errors import ClusterError, ControlMessageTooLarge, StoreError
 from workbench.store.process import LEASE_S, FolderLock, ProcessIdentity, holder, renew
 from workbench.store.record import AttemptRecord, ErrorRecord, Tally
@@ -45,8 +45,6 @@ def test_what_was_submitted_is_there_for_everybody(store):
         places=(0, 2),
         priority=3,
         seconds=1.5,
-        min_engines=1,
-        variants=variants(1) | {1: b"small"},
         owner=ProcessIdentity.here(),
         preemptible=False,
         tag="sweep",
@@ -57,10 +55,9 @@ def test_what_was_submitted_is_there_for_everybody(store):
 
 
 def test_lists_leave_out_what_is_large(store):
-    number = store.submit(request(2, packed=b"net", min_engines=1, variants={1: b"small"}))
+    number = store.submit(request(2, packed=b"net"))
     (listed,) = store.jobs()
-    assert (listed.id, listed.packed, listed.variants) == (number, b"", {1: b""})
-    assert listed.sizes == (1, 2)
+    assert (listed.id, listed.packed) == (number, b"")
 
 
 def test_jobs_are_chosen_by_state_and_tag(store):
@@ -79,7 +76,6 @@ def test_all_that_happens_to_a_job_is_kept(store):
         "reason": "it failed",
         "error": ErrorRecord("EngineDied", "gone", 1, "conv1", "Traceback", "was ended"),
         "checkpoint": "/there",
-        "predicted_start": 2.5,
         "attempts": (AttemptRecord(1, (0, 2), 1.0, 2.0, 5, "killed"),),
         "processes": (ProcessIdentity(11, 1, "boot"), ProcessIdentity(12, 2, "boot")),
     }
@@ -249,8 +245,6 @@ def test_several_processes_and_threads_write_at_once(store):
         ({"kind": "game"}, "a job is one of"),
         ({"engines": 0}, "positive number of engines"),
         ({"engines": True}, "positive number of engines"),
-        ({"engines": 2, "min_engines": 3}, "1 <= min_engines <= engines <= max_engines"),
-        ({"engines": 2, "max_engines": 1}, "1 <= min_engines <= engines <= max_engines"),
         ({"engines": 2, "places": (1, 1)}, "2 different places"),
         ({"seconds": -1.0}, "not negative"),
         ({"seconds": float("nan")}, "not negative"),
@@ -262,11 +256,11 @@ def test_impossible_requests(wrong, message):
         request(**wrong)
 
 
-@pytest.mark.parametrize("what", ["packed", "keywords", "variants"])
+@pytest.mark.parametrize("what", ["packed", "keywords"])
 def test_what_is_packed_is_small(what):
     large = bytes((64 << 10) + 1)
     with pytest.raises(ControlMessageTooLarge, match="65,537 bytes"):
-        request(**{what: {2: large} if what == "variants" else large})
+        request(**{what: large})
 
 
 def test_events_come_in_order_and_by_job(store):

@@ -1,6 +1,5 @@
 """All jobs of a cluster, as a notebook sees them: submitted here or elsewhere, now or before."""
 
-import time
 import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,8 +52,6 @@ class Jobs:
         engines: int | None = None,
         *,
         priority: int = 0,
-        min_engines: int | None = None,
-        max_engines: int | None = None,
         module: nn.Module | None = None,
         weights: Weights = None,
         resume: str | Path | Run | None = None,
@@ -69,8 +66,6 @@ class Jobs:
             engines: the number of ranks; None: as many as its plan has. With another number, the
                 plan keeps its schemes and group sizes.
             priority: higher goes first.
-            min_engines: fewest ranks that it goes on with when engines are short.
-            max_engines: most ranks that it grows to when engines are free.
             module: a module with other values than the one that was traced; see `Cluster.train`.
             weights: other initial values; see `Cluster.train`.
             resume: a checkpoint, or a run that left one, to go on from.
@@ -95,8 +90,6 @@ class Jobs:
             experiment,
             engines,
             priority=priority,
-            min_engines=min_engines,
-            max_engines=max_engines,
             module=module,
             weights=weights,
             resume=resume,
@@ -312,7 +305,6 @@ def columns_of(job: JobRecord) -> dict[str, Any]:
         "submitted": _clock(job.submitted_at),
         "started": _clock(job.started_at),
         "ended": _clock(job.ended_at),
-        "predicted_start": _clock(job.predicted_start),
         "predicted_seconds": job.seconds,
         "predicted_bytes": job.memory_bytes,
         "sweep": job.tag,
@@ -334,9 +326,6 @@ def lines(jobs: Iterable[JobRecord]) -> str:
 def _told(job: JobRecord) -> tuple[str, ...]:
     engines = ", ".join(map(str, job.held)) if job.held else f"{job.engines} wanted"
     why = job.reason.partition("\n")[0]
-    if job.predicted_start is not None:
-        wait_s = max(0.0, job.predicted_start - time.time())
-        why = f"{why}; starts in about {wait_s:.0f} s" if why else f"starts in about {wait_s:.0f} s"
     return (str(job.id), job.name, job.state, engines, f"{job.step} of {job.steps}", why)
 
 

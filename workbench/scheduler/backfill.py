@@ -6,16 +6,12 @@ behind it start now if that delays it in no way: they end before, or use engines
 Here jobs may ask for different engines, so there is a reservation for each kind of request.
 
 Sets of engines are whole numbers, one bit for each: 1,024 engines are compared in one operation.
-
-`forecast` says when the jobs that wait are likely to start.
 """
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-
-import numpy as np
 
 DEPTH = 1000  # waiting jobs that are looked at
 
@@ -214,40 +210,3 @@ def _bits(engines: int) -> Iterator[int]:
         bit = engines & -engines
         yield bit
         engines ^= bit
-
-
-def forecast(
-    queue: Sequence[WaitingJob], free: int, ends: Sequence[EngineRelease], now: float
-) -> dict[int, float]:
-    """Returns the time at which each job starts, if each takes the engines that are free first.
-
-    Gaps are not used, so a job may start earlier. Nothing is said of jobs that wait for engines
-    which are missing, or for others of unknown length.
-
-    Args:
-        queue: the jobs that wait, the first to be served first.
-        free: the set of engines in no use.
-        ends: the engines in use; at an infinite time, where nobody knows.
-        now: the time, in seconds.
-    """
-    everything = free
-    for engines in (*(end.engines for end in ends), *(job.eligible for job in queue)):
-        everything |= engines
-    available = np.full(everything.bit_length(), np.inf)
-    available[list(indices_of(free))] = now
-    for end in ends:
-        available[list(indices_of(end.engines))] = max(end.time, now)
-    columns: dict[int, np.ndarray] = {}
-    starts = {}
-    for job in queue:
-        if job.eligible not in columns:
-            columns[job.eligible] = np.array(indices_of(job.eligible), dtype=np.intp)
-        own = columns[job.eligible]
-        if len(own) < job.need:
-            continue
-        first = own[np.argpartition(available[own], job.need - 1)[: job.need]]
-        start = float(available[first].max())
-        if np.isfinite(start):
-            starts[job.id] = start
-            available[first] = start + job.seconds
-    return starts

@@ -32,7 +32,7 @@ def refusal(request: Request, engines: Sequence[EngineRecord]) -> str | None:
 
     Engines that died count: others take their places.
     """
-    need, possible = request.sizes[0], eligible(request, engines).bit_count()
+    need, possible = request.engines, eligible(request, engines).bit_count()
     if possible >= need:
         return None
     wanted = f"{request.name!r} needs {number(need)}{requirements(request)}"
@@ -69,18 +69,16 @@ def number(engines: int) -> str:
     return f"{engines} engine{'s' * (engines != 1)}"
 
 
-def length(job: JobRecord, ranks: int, now: float) -> float:
-    """Returns the predicted seconds until a job ends, with so many ranks; infinite if unknown.
+def length(job: JobRecord, now: float) -> float:
+    """Returns the predicted seconds until a job ends; infinite if unknown.
 
-    The work is that of `engines` ranks, shared equally by those that there are. What is done is
-    known by its steps, so that no change of the clock matters; of a call, by the clock.
+    Progress is counted in steps, so that no change of the clock matters; of a call, by the clock.
     """
     if job.seconds is None:
         return inf
-    whole = job.seconds * job.engines / ranks
     if job.steps:
-        return whole * max(0.0, 1 - job.step / job.steps)
-    return whole if job.began_at is None else max(0.0, whole - (now - job.began_at))
+        return job.seconds * max(0.0, 1 - job.step / job.steps)
+    return job.seconds if job.began_at is None else max(0.0, job.seconds - (now - job.began_at))
 
 
 def _meets(request: Request, engine: EngineRecord) -> bool:

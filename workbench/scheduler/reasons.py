@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from workbench.scheduler.backfill import Placed, WaitingJob, engines_of, indices_of
 from workbench.scheduler.jobs import number, requirements
-from workbench.scheduler.preemption import Reallocation
+from workbench.scheduler.preemption import Preemption
 from workbench.store.record import JobRecord
 
 
@@ -31,13 +31,11 @@ def of_waiting(
     waiting: Sequence[WaitingJob],
     jobs: Mapping[int, JobRecord],
     placed: Placed,
-    changes: Reallocation,
+    changes: Preemption,
     common: int,
     free: int,
-    starts: Mapping[int, float],
-    now: float,
 ) -> dict[int, str]:
-    """Returns for what each job waits, and until when.
+    """Returns for what each job waits.
 
     Args:
         waiting: the jobs that wait, the first to be served first.
@@ -46,8 +44,6 @@ def of_waiting(
         changes: what running jobs do for them.
         common: the set of engines that a job without requirements may have.
         free: the set of engines in no use.
-        starts: when each of them is expected to start, in seconds since the epoch.
-        now: the time, in seconds since the epoch.
     """
     reserved = {each.job.id: each for each in placed.reservations}
     holders = [job for job in jobs.values() if job.held and job.lease is None]
@@ -55,12 +51,8 @@ def of_waiting(
     for each in waiting:
         parts = [_missing(each, jobs[each.id], common, free, holders)]
         after = reserved[each.id].after if each.id in reserved else None
-        if each.id in starts:
-            parts.append(f"expected in {span(starts[each.id] - now)}")
         if donors := changes.donors.get(each.id):
             parts.append(f"{_jobs(donors)} make{'s' * (len(donors) == 1)} room for it")
-        elif after is not None and each.id in starts:
-            parts[-1] += f", when {_end_of(after)}"
         elif after is not None:
             parts.append(f"starts when {_end_of(after)}")
         elif first not in (None, each.id):
@@ -69,32 +61,12 @@ def of_waiting(
     return found
 
 
-def of_changes(changes: Reallocation, jobs: Mapping[int, JobRecord]) -> dict[int, str]:
-    """Returns why each running job that is to change does so."""
-    served = {donor: job for job, donors in changes.donors.items() for donor in donors}
-    return (
-        {
-            job: f"goes on with {number(kept.bit_count())}, so that job {served[job]} can start"
-            for job, kept in changes.shrink.items()
-        }
-        | {
-            job: f"goes on with {number(own.bit_count())}: nobody waits for more"
-            for job, own in changes.grow.items()
-        }
-        | {
-            job: f"leaves a checkpoint for job {other}, of priority {jobs[other].priority}"
-            for job, other in changes.preempt.items()
-        }
-    )
-
-
-def span(seconds: float) -> str:
-    """Returns 'a moment', '40 s', '3 min' or '2.5 h': coarse, so that it seldom changes."""
-    if seconds < 5:
-        return "a moment"
-    if seconds < 90:
-        return f"{10 * max(1, round(seconds / 10))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def of_preempted(changes: Preemption, jobs: Mapping[int, JobRecord]) -> dict[int, str]:
+    """Returns why each running job is pre-empted."""
+    return {
+        job: f"leaves a checkpoint for job {other}, of priority {jobs[other].priority}"
+        for job, other in changes.preempt.items()
+    }
 
 
 def _missing(

@@ -4,22 +4,19 @@ A call under a lease has no engines of its own, but some of the lease's, in turn
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from workbench.scheduler import reasons
 from workbench.scheduler.backfill import (
     EngineRelease,
-    Placed,
     WaitingJob,
-    choose,
     engines_of,
-    forecast,
     indices_of,
     place,
 )
 from workbench.scheduler.jobs import eligible, length, order, refusal
-from workbench.scheduler.preemption import grow, reallocate
+from workbench.scheduler.preemption import preempt
 from workbench.store.record import ACTIVE, EngineRecord, JobRecord
 
 Places = tuple[int, ...]
@@ -35,29 +32,20 @@ class Decisions:
     Attributes:
         starts: (job, the engine of each of its ranks), to be claimed in this order.
         preempt: the jobs that are to leave a checkpoint and be queued again.
-        shrink: (job, engines that it is to go on with), a part of those that it holds.
-        grow: the (job, engines that it is to go on with) of each that grows: those that it holds
-            and others.
-        reasons: why each queued job starts or waits, and why each other one shrinks, grows or is
-            pre-empted.
-        predicted_starts: when each job that waits is expected to start, in seconds since the epoch;
-            jobs of which nothing is known are left out.
+        reasons: why each queued job starts or waits, and why each other one is pre-empted.
     """
 
     starts: tuple[tuple[int, Places], ...]
     preempt: tuple[int, ...]
-    shrink: tuple[tuple[int, Places], ...]
-    grow: tuple[tuple[int, Places], ...]
     reasons: Mapping[int, str]
-    predicted_starts: Mapping[int, float]
 
 
 def schedule(jobs: Sequence[JobRecord], engines: Sequence[EngineRecord], now: float) -> Decisions:
     """Gives the engines that are free to jobs that wait.
 
     Jobs go by priority, which rises while they wait (`order`), each with all of its engines at
-    once, shorter ones in gaps that they fit in (`backfill`). Where a job still waits, elastic
-    jobs shrink and lesser ones are pre-empted for it (`preemption`); where none does, they grow.
+    once, shorter ones in gaps that they fit in (`backfill`). Where a job still waits, lesser ones
+    are pre-empted for it (`preemption`).
 
     Args:
         jobs: the jobs that have not ended, those that hold engines too.
@@ -67,44 +55,33 @@ def schedule(jobs: Sequence[JobRecord], engines: Sequence[EngineRecord], now: fl
     by_id = {job.id: job for job in jobs}
     running = [job for job in jobs if job.held and job.lease is None]
     queued = sorted((job for job in jobs if job.state == "queued"), key=lambda job: order(job, now))
-    eligibles = _eligibles([*queued, *running], engines)
+    eligibles = _eligibles(queued, engines)
     free = engines_of(each.index for each in engines if each.state == "idle" and each.job is None)
     free &= ~engines_of(place for job in running for place in job.held)
     ends = _ends(running, engines, now)
     waiting, refused = [], {}
     for job in queued:
-        need, possible = job.sizes[0], eligibles[job.id]
-        if job.lease is None and possible.bit_count() < need:
+        possible = eligibles[job.id]
+        if job.lease is None and possible.bit_count() < job.engines:
             refused[job.id] = refusal(job, engines) or ""
         elif job.lease is None:
-            waiting.append(WaitingJob(job.id, possible, need, length(job, need, now)))
+            waiting.append(WaitingJob(job.id, possible, job.engines, length(job, now)))
     placed = place(waiting, free, ends, now, _preference(engines))
-    blocked = _without(waiting, placed)
-    starts, free = _enlarged(placed, by_id, now, is_last=not blocked)
-    ends = sorted(
-        [*ends, *(EngineRelease(now + each.seconds, each.id, own) for each, own in starts)]
-    )
-    changes = reallocate(placed, by_id, running, now)
-    grow(changes, _useless(free, blocked), running, eligibles, now)
+    started = {each.id for each, _ in placed.starts}
+    blocked = [each for each in waiting if each.id not in started]
+    preempted = preempt(placed, by_id, running, now)
     under_leases, unused_leases = leased(queued, jobs)
-    unknown = {job.id for job in running if _left(job, now) == inf}
-    expected = forecast(
-        blocked, free, [replace(e, time=inf) if e.job in unknown else e for e in ends], now
-    )
     common = engines_of(each.index for each in engines if not each.is_assistant)
-    places = {each.id: indices_of(own) for each, own in starts} | under_leases
+    places = {each.id: indices_of(own) for each, own in placed.starts} | under_leases
     said = (
         reasons.of_starts(places, waiting, placed)
-        | reasons.of_waiting(blocked, by_id, placed, changes, common, free, expected, now)
-        | reasons.of_changes(changes, by_id)
+        | reasons.of_waiting(blocked, by_id, placed, preempted, common, placed.free)
+        | reasons.of_preempted(preempted, by_id)
     )
     return Decisions(
         starts=tuple(places.items()),
-        preempt=tuple(changes.preempt),
-        shrink=tuple((job, indices_of(kept)) for job, kept in changes.shrink.items()),
-        grow=tuple((job, indices_of(own)) for job, own in changes.grow.items()),
+        preempt=tuple(preempted.preempt),
         reasons=said | refused | unused_leases,
-        predicted_starts=expected,
     )
 
 
@@ -129,7 +106,7 @@ def _ends(
     """
     ends = []
     for job in running:
-        left = _left(job, now)
+        left = LEAVING_S if job.state == "stopping" else length(job, now)
         if left == inf:
             left = LEAVING_S if job.began_at is None else max(LEAVING_S, now - job.began_at)
         ends.append(EngineRelease(now + left, job.id, engines_of(job.held)))
@@ -140,62 +117,12 @@ def _ends(
     return sorted(ends)
 
 
-def _left(job: JobRecord, now: float) -> float:
-    """Returns the seconds until a job gives its engines back; infinite where nobody knows."""
-    return LEAVING_S if job.state == "stopping" else length(job, len(job.held), now)
-
-
 def _preference(engines: Sequence[EngineRecord]) -> tuple[int, ...]:
     """Returns sets of engines, those of little use to others first: without GPU, less memory."""
     kinds: dict[tuple[bool, int], list[int]] = {}
     for each in engines:
         kinds.setdefault((each.kind == "cuda", each.memory_bytes), []).append(each.index)
     return tuple(engines_of(kinds[kind]) for kind in sorted(kinds)) if len(kinds) > 1 else ()
-
-
-def _without(waiting: Sequence[WaitingJob], placed: Placed) -> list[WaitingJob]:
-    begun = {each.id for each, _ in placed.starts}
-    return [each for each in waiting if each.id not in begun]
-
-
-def _useless(free: int, blocked: Sequence[WaitingJob]) -> int:
-    for each in blocked:
-        free &= ~each.eligible
-    return free
-
-
-def _enlarged(
-    placed: Placed, jobs: Mapping[int, JobRecord], now: float, *, is_last: bool
-) -> tuple[list[tuple[WaitingJob, int]], int]:
-    """Has elastic jobs start with more engines than the fewest, where they are free.
-
-    Args:
-        placed: the jobs that start, each with the fewest engines.
-        jobs: the jobs by number.
-        now: the time, in seconds since the epoch.
-        is_last: whether nobody waits; else no job gets more than it wants.
-
-    Returns:
-        (what starts, engines that are left).
-    """
-    starts, free = [], placed.free
-    for each, engines in placed.starts:
-        job = jobs[each.id]
-        for size in reversed(job.sizes):
-            more = size - each.need
-            possible = free & each.eligible
-            if not 0 < more <= possible.bit_count() or (size > job.engines and not is_last):
-                continue
-            seconds = length(job, size, now)
-            chosen = choose(possible, more)
-            if all(other.permits(chosen, now + seconds) for other in placed.reservations):
-                for other in placed.reservations:
-                    other.take(chosen, now + seconds)
-                each, engines = replace(each, need=size, seconds=seconds), engines | chosen
-                free &= ~chosen
-                break
-        starts.append((each, engines))
-    return starts, free
 
 
 def leased(

@@ -40,7 +40,7 @@ from workbench.server.engine_calls import EngineCalls
 from workbench.server.fleet import Fleet
 from workbench.server.outcome import JobOutcome, becomes, decide_outcome
 from workbench.server.run_record import note_beginning, note_end
-from workbench.server.work import STARTING, Work, packed_for
+from workbench.server.work import STARTING, Work
 from workbench.store import messages
 from workbench.store.cluster_spec import ClusterSpec, key_of
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
@@ -231,14 +231,10 @@ class JobRunner:
         for place in missing:
             self._fleet.replace_with_spare(place)
         waited = now - work.waits_since
-        left = [place for place in record.held if place not in missing]
-        fewer = [size for size in record.sizes if size <= len(left)]
         if waited > REPLACED_WITHIN_S and may_move and len(self._fleet.idle()) >= len(missing):
             # Other ones, on other hosts or devices: whoever schedules knows which.
             reason = f"engines {missing} did not come back soon, and others are free"
             return not self._release(work, JobOutcome("queued", reason))
-        if waited > REPLACED_WITHIN_S and fewer and record.kind == "train" and work.is_over:
-            return self._begin(work, now, tuple(left[: fewer[-1]]))
         if waited > GIVEN_UP_AFTER_S:
             reason = f"engines {missing} did not come back"
             return not self._release(work, JobOutcome("queued", reason))
@@ -286,7 +282,7 @@ class JobRunner:
                 return  # it died; that is seen elsewhere
             given = Assignment(
                 whole.task,
-                packed,
+                whole.packed,
                 whole.keywords,
                 own[rank.number],
                 attempt.folder,
@@ -298,7 +294,6 @@ class JobRunner:
 
         whole = self._store.job(work.record.id)
         own = self._own(whole, attempt, meeting)
-        packed = packed_for(whole, len(attempt.ranks))
         try:
             attempt.deliver(call, now)
         except ControlMessageTooLarge as error:

@@ -112,18 +112,16 @@ def _join(*parts: str) -> str:
     return "\n".join(part for part in parts if part)
 
 
-REQUESTS = ("", "resize", "preempt", "pause", "stop", "cancel")
+REQUESTS = ("", "preempt", "pause", "stop", "cancel")
 """What may be requested for a job that runs; a later one goes before earlier ones."""
 
 _BECOMES: dict[str, JobState] = {
-    "resize": "queued",
     "preempt": "queued",
     "pause": "paused",
     "stop": "stopped",
     "cancel": "cancelled",
 }
 _WHY: dict[str, str] = {
-    "resize": "goes on with another number of ranks",
     "preempt": "makes room for a job of higher priority",
     "pause": "paused",
     "stop": "stopped",

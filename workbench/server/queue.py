@@ -13,7 +13,6 @@ from workbench.store.record import ACTIVE, JobRecord
 from workbench.store.store import Store
 
 UNFINISHED = QUEUED | ACTIVE
-MOVED_S = 5.0  # a predicted start that moves by less is no news
 
 
 class Queue:
@@ -37,34 +36,26 @@ class Queue:
         jobs = self._store.jobs(states=UNFINISHED)
         self._let_go(jobs)
         by_id = {job.id: job for job in jobs}
-        if not any(job.state == "queued" or len(job.sizes) > 1 for job in jobs):
-            return False  # nobody waits, and nobody could grow
+        if not any(job.state == "queued" for job in jobs):
+            return False
         decided = schedule(jobs, self._fleet.for_scheduling(), now)
         began = [job for job, places in decided.starts if self._begin(by_id[job], places)]
         for job in decided.preempt:
-            self._leave(by_id[job], "preempt", decided)
-        for job, _ in (*decided.shrink, *decided.grow):
-            self._leave(by_id[job], "resize", decided)
+            self._preempt(by_id[job], decided.reasons.get(job, ""))
         self._explain([j for j in jobs if j.state == "queued" and j.id not in began], decided)
         return bool(began)
 
-    def _leave(self, job: JobRecord, requested: str, decided: Decisions) -> None:
-        """Has a job leave a checkpoint, and its engines; the scheduler gives it others."""
-        if self._commands.request(job, requested):
-            why = decided.reasons.get(job.id, "")
-            self._store.event(f"{job.name} {requested}s: {why}", kind=requested, job=job.id)
+    def _preempt(self, job: JobRecord, why: str) -> None:
+        """Has a job leave a checkpoint, and its engines."""
+        if self._commands.request(job, "preempt"):
+            self._store.event(f"{job.name} preempts: {why}", kind="preempt", job=job.id)
 
     def _explain(self, waiting: Sequence[JobRecord], decided: Decisions) -> None:
-        """Writes down why jobs wait, and for how long about; where that is news."""
-        news = {}
-        for job in waiting:
-            reason = decided.reasons.get(job.id, "")
-            start, known = decided.predicted_starts.get(job.id), job.predicted_start
-            moved = start != known and (
-                start is None or known is None or abs(start - known) > MOVED_S
-            )
-            if reason != job.reason or moved:
-                news[job.id] = {"reason": reason, "predicted_start": start}
+        """Writes down why jobs wait, where that is news."""
+        reasons = {job.id: decided.reasons.get(job.id, "") for job in waiting}
+        news = {
+            job.id: {"reason": reasons[job.id]} for job in waiting if reasons[job.id] != job.reason
+        }
         if news:
             self._store.update_all(news, only_in=QUEUED)
 

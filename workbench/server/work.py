@@ -6,7 +6,6 @@ from pathlib import Path
 
 from workbench.server.attempt import Attempt, attempt_folder
 from workbench.server.pace import MemoryTrend, Pace
-from workbench.store.errors import ClusterError
 from workbench.store.record import JobRecord, JobState
 from workbench.store.run_folder import Newest
 
@@ -87,19 +86,3 @@ class Work:
 def step_of(checkpoint: str | None) -> int:
     """Updates that were done before a checkpoint; 0 without one."""
     return int(Path(checkpoint).name.removeprefix("step-")) if checkpoint else 0
-
-
-def packed_for(whole: JobRecord, num_ranks: int) -> bytes:
-    """The experiment for so many ranks.
-
-    Raises:
-        ClusterError: the job cannot run on so many.
-    """
-    if num_ranks == whole.engines:
-        return whole.packed
-    try:
-        return whole.variants[num_ranks]
-    except KeyError:
-        raise ClusterError(
-            f"job {whole.id} has no plan for {num_ranks} ranks, but for {whole.sizes}"
-        ) from None

@@ -30,10 +30,9 @@ _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 APPLICATION = 0x77626A73  # SQLite's header says whose file it is
-VERSION = 2
+VERSION = 3
 
-# Large values, which lists of jobs do without, have a table of their own; of `variants`, the
-# numbers of ranks stay.
+# Large values, which lists of jobs do without, have a table of their own.
 APART = ("packed", "keywords")
 JOB_COLUMNS = tuple(each.name for each in fields(JobRecord) if each.name not in APART)
 ENGINE_COLUMNS = tuple(each.name for each in fields(EngineRecord))
@@ -42,7 +41,6 @@ SCHEMA = (
     "CREATE TABLE jobs (id INTEGER PRIMARY KEY AUTOINCREMENT, "
     f"{', '.join(name for name in JOB_COLUMNS if name != 'id')})",
     "CREATE INDEX jobs_by_state ON jobs (state)",
-    # What is "packed", "keywords", or a number of ranks.
     "CREATE TABLE packed (job, what, bytes BLOB, PRIMARY KEY (job, what)) WITHOUT ROWID",
     'CREATE TABLE engines ("index" INTEGER PRIMARY KEY, '
     f"{', '.join(name for name in ENGINE_COLUMNS if name != 'index')})",
@@ -74,23 +72,19 @@ def _encoded(name: str, value: Any) -> Any:
         return json.dumps(asdict(value))
     if name in ("attempts", "processes"):
         return json.dumps([asdict(each) for each in value])
-    if name == "variants":
-        return json.dumps(sorted(value))
     return value
 
 
 def job_of(row: sqlite3.Row, packed: Mapping[str, bytes]) -> JobRecord:
     """Returns the job that a row holds, with what is packed."""
     values = {name: _decoded(name, row[name]) for name in JOB_COLUMNS}
-    variants = {ranks: packed.get(str(ranks), b"") for ranks in values["variants"]}
-    whole = {what: packed.get(what, b"") for what in APART}
-    return JobRecord(**values | whole | {"variants": variants})
+    return JobRecord(**values | {what: packed.get(what, b"") for what in APART})
 
 
 def _decoded(name: str, value: Any) -> Any:
     if value is None:
         return None
-    if name in ("places", "held", "variants"):
+    if name in ("places", "held"):
         return tuple(json.loads(value))
     if name in ("owner", "process"):
         return ProcessIdentity(**json.loads(value))

@@ -54,9 +54,6 @@ class Request:
         seconds: the predicted duration in seconds, for backfill; None: it is not known.
         memory_bytes: the predicted memory of each rank, in bytes; None: it is not known.
         device: the kind of device that is needed; None: any.
-        min_engines: the fewest ranks that an elastic job goes on with; None: `engines`.
-        max_engines: the most ranks that it grows to; None: `engines`.
-        variants: the packed experiment for each other number of ranks.
         preemptible: whether jobs of higher priority may have it paused at a checkpoint.
         steps: the number of steps of the experiment; 0 where it has none.
         max_attempts: the number of failures at the same step after which it is parked.
@@ -83,9 +80,6 @@ class Request:
     seconds: float | None = None
     memory_bytes: int | None = None
     device: Literal["cuda", "cpu"] | None = None
-    min_engines: int | None = None
-    max_engines: int | None = None
-    variants: Mapping[int, bytes] = field(default_factory=dict)
     preemptible: bool = True
     steps: int = 0
     max_attempts: int = 3
@@ -98,11 +92,6 @@ class Request:
             raise ValueError(f"a job is one of {get_args(JobKind)}, got {self.kind!r}")
         if isinstance(self.engines, bool) or not isinstance(self.engines, int) or self.engines < 1:
             raise ValueError(f"a job has a positive number of engines, got {self.engines!r}")
-        if not 1 <= self._fewest <= self.engines <= self._most:
-            raise ValueError(
-                f"an elastic job has 1 <= min_engines <= engines <= max_engines, got "
-                f"{self.min_engines}, {self.engines}, {self.max_engines}"
-            )
         if self.places is not None and (
             len(self.places) != self.engines or len(set(self.places)) != self.engines
         ):
@@ -117,27 +106,12 @@ class Request:
         for what, packed in {
             "the experiment": self.packed,
             "the arguments": self.keywords,
-            **{f"the experiment for {n} ranks": one for n, one in self.variants.items()},
         }.items():
             if len(packed) > LARGEST_MESSAGE_BYTES:
                 raise ControlMessageTooLarge(
                     f"{what} of {self.name!r}: {len(packed):,} bytes; control messages have at "
                     f"most {LARGEST_MESSAGE_BYTES:,}"
                 )
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Numbers of ranks that there is a plan for, in rising order."""
-        planned = {n for n in self.variants if self._fewest <= n <= self._most}
-        return tuple(sorted({self.engines, *planned}))
-
-    @property
-    def _fewest(self) -> int:
-        return self.engines if self.min_engines is None else self.min_engines
-
-    @property
-    def _most(self) -> int:
-        return self.engines if self.max_engines is None else self.max_engines
 
 
 @dataclass(frozen=True)
@@ -205,11 +179,9 @@ class JobRecord(Request):
         reason: why it waits, or how it ended, for people.
         error: why it failed.
         checkpoint: the newest whole checkpoint.
-        predicted_start: when it is expected to start, in seconds since the epoch, while it is
-            queued.
         attempts: the attempts that are over.
-        requested: why it is to end its attempt: "stop", "pause", "cancel", "preempt" or "resize";
-            "" while it is to go on.
+        requested: why it is to end its attempt: "stop", "pause", "cancel" or "preempt"; "" while
+            it is to go on.
     """
 
     id: int
@@ -226,7 +198,6 @@ class JobRecord(Request):
     reason: str = ""
     error: ErrorRecord | None = None
     checkpoint: str | None = None
-    predicted_start: float | None = None
     attempts: tuple[AttemptRecord, ...] = ()
     requested: str = ""
 

@@ -61,7 +61,6 @@ class Store(Database):
         values["submitted_at"] = time.time()
         values |= {} if number is None else {"id": number}
         packed = {"packed": request.packed, "keywords": request.keywords}
-        packed |= {str(ranks): each for ranks, each in request.variants.items()}
         with self._writing() as connection:
             cursor = connection.execute(
                 f"INSERT INTO jobs ({', '.join(values)}) VALUES ({marks(values)})",
@@ -95,7 +94,7 @@ class Store(Database):
     ) -> tuple[JobRecord, ...]:
         """Returns jobs in the order in which they were submitted.
 
-        `packed`, `keywords` and the values of `variants` are empty: `job` has them.
+        `packed` and `keywords` are empty: `job` has them.
 
         Args:
             states: the states of the jobs; None: any.
@@ -187,7 +186,6 @@ class Store(Database):
                 "state": "starting",
                 "held": tuple(places),
                 "processes": (),
-                "predicted_start": None,
             }
             began["started_at"] = now if found["started_at"] is None else found["started_at"]
             if not _set(connection, number, only_in, _ran(connection, number) | began | fields):

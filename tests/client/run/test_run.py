@@ -8,10 +8,7 @@ import pytest
 
 from tests.client.fake_job import LONG_S, Job
 from tests.client.interrupts import interrupt_inside
-from tests.plan.graphs import mlp
-from tests.store.test_messages import experiment
 from workbench.client.run.run import Run
-from workbench.plan import Plan
 from workbench.plan.experiment.metrics import COLUMNS
 from workbench.store.errors import ClusterError, Diverged, RunError
 
@@ -142,18 +139,6 @@ def test_a_run_is_paused_and_resumed(start):
     assert run.wait(LONG_S).state == "finished"
     run.pause()
     assert run.state == "finished"
-
-
-def test_a_run_on_fewer_ranks_has_their_plan(start):
-    job = Job(held=True)
-    run = start(job)
-    assert job.is_watched.wait(LONG_S)
-    other = experiment(Plan.data_parallel(mlp(4, 4), 1))
-    job.listener.under(other)
-    assert run.experiment == other
-    job.may_end.set()
-    job.may_begin.set()
-    run.wait(LONG_S)
 
 
 def test_a_loss_that_is_no_number_is_an_error(start):

@@ -49,9 +49,9 @@ def test_a_split_over_hosts_trains_and_is_exact(cluster, hosts):
     assert ranks[1]["transports"] == {(0, 1): "shared memory", (1, 2): "gloo"}
 
 
-def test_a_host_that_vanishes_is_noticed_and_the_others_go_on_without_it(cluster, hosts):
+def test_a_host_that_vanishes_is_noticed_and_a_run_goes_on_without_it(cluster, hosts):
     told = experiment().replace(steps=STEPS, checkpoint_every=20)
-    run = cluster.jobs.submit(told, module=NET, min_engines=2)
+    run = cluster.jobs.submit(told, module=NET)
 
     def record():
         return cluster.link.store.job(run.id)
@@ -62,10 +62,12 @@ def test_a_host_that_vanishes_is_noticed_and_the_others_go_on_without_it(cluster
     (lost,) = record().attempts
     assert lost.is_lost
     assert "its host does not answer any more" in lost.reason
+    run.stop()
+    assert run.wait(LONG_S).state == "stopped"
+    run = cluster.jobs.submit(told, engines=2, module=NET, resume=run)
     until(lambda: record().state == "running" and record().held == (0, 1), cluster)
     until(lambda: record().step > lost.step, cluster)
     run.stop()
-    run.wait(LONG_S)
-    assert run.state == "stopped"
+    assert run.wait(LONG_S).state == "stopped"
     # Its agent, which nobody can tell, would wait for its supervisor for some minutes more.
     subprocess.run(hosts.command(1, ["ip", "link", "set", "eth0", "up"]), check=True)

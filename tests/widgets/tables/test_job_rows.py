@@ -52,8 +52,6 @@ def test_the_end_is_foreseen_from_the_job_s_own_pace():
 def test_the_end_is_foreseen_from_what_was_predicted_before_the_first_step():
     assert foreseen(running(1, (0,), steps=10, seconds=40.0), 5.0) == ("ends", 45.0)
     assert foreseen(running(1, (0,), steps=10), 5.0) == ("", None)
-    assert foreseen(job(1, predicted_start=70.0, seconds=30.0, steps=3), 50.0) == ("ends", 100.0)
-    assert foreseen(job(1, predicted_start=70.0), 50.0) == ("starts", 70.0)
     assert foreseen(job(1), 50.0) == ("", None)
     assert foreseen(job(1, state="stopped", ended_at=7.0), 50.0) == ("ended", 7.0)
     assert foreseen(job(1, state="paused"), 50.0) == ("", None)

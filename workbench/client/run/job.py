@@ -11,7 +11,6 @@ from workbench.client.connection import ClusterLink
 from workbench.client.engines import Engines
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.metrics import Row
-from workbench.store import messages
 from workbench.store.errors import (
     ClusterError,
     Diverged,
@@ -45,9 +44,6 @@ class Listener(Protocol):
 
     def note(self, text: str) -> None:
         """Takes what people should know."""
-
-    def under(self, experiment: Experiment) -> None:
-        """Takes notice that it runs on another number of ranks."""
 
 
 class Followed(Protocol):
@@ -196,7 +192,7 @@ class Job:
                 try:
                     while attempt.number < record.attempt:
                         self._read(attempt, listener)
-                        attempt = self._begun(record, attempt.number + 1, listener)
+                        attempt = _Attempt.of(record, attempt.number + 1)
                     self._tell(record, listener)
                     self._read(attempt, listener)
                     is_read = True
@@ -222,13 +218,6 @@ class Job:
             if not self._link.is_kept:
                 raise
             return record
-
-    def _begun(self, record: JobRecord, number: int, listener: Listener | None) -> _Attempt:
-        attempt = _Attempt.of(record, number)
-        if record.variants and listener is not None:
-            packed = record.variants.get(attempt.num_ranks, record.packed)
-            listener.under(messages.unpack(packed, self._link.key))
-        return attempt
 
     def _read(self, attempt: _Attempt, listener: Listener | None) -> None:
         """All rows that are there; a long history comes in pieces."""

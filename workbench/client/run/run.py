@@ -478,11 +478,6 @@ class Run:
         self.notes.append(text)
         self._tell([])
 
-    def under(self, experiment: Experiment) -> None:
-        """Takes notice of another number of ranks; the job calls it."""
-        with self._lock:
-            self.experiment = RunRequests(self.directory).in_force(experiment)
-
     def _tell(self, rows: list[Row]) -> None:
         self.notes.extend(self._subscribers.tell(rows))
 

@@ -31,8 +31,6 @@ def request(
     *,
     task: str,
     priority: int = 0,
-    min_engines: int | None = None,
-    max_engines: int | None = None,
     tag: str = "",
     name: str = "",
     module: nn.Module | None = None,
@@ -47,8 +45,6 @@ def request(
         experiment: what to run; its own objects are files.
         task: "module:function" that each rank calls.
         priority: higher goes first.
-        min_engines: fewest ranks that it goes on with; None: as many as its plan has.
-        max_engines: most ranks that it grows to; None: as many as its plan has.
         tag: the sweep that it is part of.
         name: the job's name; "": its model's.
         module: a module with other values than the one that was traced; see `Cluster.train`.
@@ -57,9 +53,8 @@ def request(
         directory: the folder of a run that goes on; None: a new one.
 
     Raises:
-        ClusterError: the plan needs more engines than are here, the numbers of engines cannot be,
-            the run left no checkpoint or has made all steps, or there are both weights and
-            something to go on from.
+        ClusterError: the plan needs more engines than are here, the run left no checkpoint or has
+            made all steps, or there are both weights and something to go on from.
         CheckpointError: the checkpoint or the weights are damaged, missing or of another model.
         ModelError: `module` is needed and missing, or is another model than was traced.
         OSError: the disk is full.
@@ -68,17 +63,6 @@ def request(
     checkpoint = None if resume is None else checkpoint_of(resume, experiment.plan.graph)
     link = engines.link
     packed = link.packed(experiment)
-    own, available = experiment.plan.world_size, len(engines.devices)
-    fewest = own if min_engines is None else min_engines
-    most = own if max_engines is None else max_engines
-    if not 1 <= fewest <= own <= most <= available:
-        raise ClusterError(
-            f"an elastic job has 1 <= min_engines <= {own} ranks of its plan <= max_engines "
-            f"<= {available} engines, got {fewest} and {most}"
-        )
-    # For each other number of ranks that it may have; some have no plan.
-    others = {size: on_ranks(experiment, size) for size in range(fewest, most + 1) if size != own}
-    variants = {n: link.packed(other) for n, other in others.items() if other is not None}
     if resume is not None and weights is not None:
         raise ClusterError(
             "a run that goes on has the weights of its checkpoint: give resume or weights, not both"
@@ -101,14 +85,11 @@ def request(
         task=task,
         packed=packed,
         keywords=messages.pack_keywords(keywords, link.key),
-        engines=own,
+        engines=experiment.plan.world_size,
         directory=str(directory),
         priority=priority,
         seconds=_seconds(engines, experiment),
         memory_bytes=predict(experiment.plan, None, experiment).memory.peak_bytes,
-        min_engines=min_engines,
-        max_engines=max_engines,
-        variants=variants,
         steps=experiment.steps,
         tag=tag,
         needs_weights=values is None,

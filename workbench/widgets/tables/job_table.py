@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 import traitlets
@@ -100,22 +100,12 @@ def row(job: JobRecord, now: float) -> dict[str, Any]:
 def foreseen(job: JobRecord, now: float) -> tuple[str, float | None]:
     """What comes next of a job, or came last, and when, in seconds since the epoch.
 
-    The end of one that runs is foreseen from its own pace, and else from its predicted length;
-    that of one that waits from its predicted start.
+    The end of one that runs is foreseen from its own pace, and else from its predicted length.
     """
     if job.state in ENDED:
         return "ended", job.ended_at
-    if job.state == "paused":
-        return "", None
-    if job.state in ACTIVE:
-        left = _left(job, now)
-        return ("ends", now + left) if isfinite(left) else ("", None)
-    if job.predicted_start is None:
-        return "", None
-    whole = length(job, job.engines, now)
-    if isfinite(whole):
-        return "ends", max(job.predicted_start, now) + whole
-    return "starts", job.predicted_start
+    left = _left(job, now) if job.state in ACTIVE else inf
+    return ("ends", now + left) if isfinite(left) else ("", None)
 
 
 def why_not(job: JobRecord, action: str) -> str:
@@ -144,7 +134,7 @@ def _left(job: JobRecord, now: float) -> float:
     begun = job.attempts[-1].step if job.attempts else 0
     if job.began_at is not None and job.step > begun and now > job.began_at:
         return (job.steps - job.step) * (now - job.began_at) / (job.step - begun)
-    return length(job, len(job.held) or job.engines, now)
+    return length(job, now)
 
 
 def _text(job: JobRecord) -> str:
