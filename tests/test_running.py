@@ -12,7 +12,7 @@ MAY = {
     "client/run/own_objects.py": {"cloudpickle"},  # writes
     "model/build.py": {"cloudpickle"},  # writes
     "train/run/cells.py": {"exec", "eval"},  # a person's cell
-    "engine/calls.py": {"import_module", "getattr"},  # the job server's task
+    "store/tasks.py": {"import_module"},  # what an engine is called for, on the engine
     "train/data/copied.py": {"pickle", "cloudpickle"},  # what this process has
     "supervisor/spawn.py": {"import_module", "run_module"},  # as the cluster's supervisor says
     "model/packages.py": {"import_module"},  # one of two

@@ -34,7 +34,7 @@ WAY = (
     ),
     (
         "job server",
-        (("server", "JobRunner.advance"), ("engine", "Assignment")),
+        (("server", "JobRunner.advance"), ("store", "Assignment")),
         "one control message to each engine, of 64 KiB at most",
     ),
     (

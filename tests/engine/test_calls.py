@@ -18,12 +18,11 @@ from tests.client.fake_session import row
 from tests.plan.graphs import mlp
 from tests.store.test_messages import experiment as experiment_of
 from workbench.engine import calls
-from workbench.engine.calls import INTERRUPT_AGAIN_S, Assignment, assume_identity, run
+from workbench.engine.calls import INTERRUPT_AGAIN_S, run
 from workbench.plan import Plan
 from workbench.plan.extension.sealed import KEY_BYTES, KEY_FILE, SealError
 from workbench.store import messages
-from workbench.store.errors import ClusterError
-from workbench.store.messages import Answer
+from workbench.store.messages import Answer, Assignment
 from workbench.store.rank_files import RankFiles, ask_to_stop, withdraw
 from workbench.store.telemetry import RowReader
 
@@ -308,14 +307,6 @@ def test_the_job_server_s_side_loads_no_torch():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert said.stdout == "False\n"
-
-
-def test_what_has_used_cuda_is_given_no_other_gpu(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(ClusterError, match="engine 3 cannot be made of one that has used CUDA"):
-        assume_identity(3, (0,), 1, {"CUDA_VISIBLE_DEVICES": "1"})
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 @pytest.mark.parametrize("text", ["", "12"])

@@ -57,7 +57,7 @@ class FakeCluster:
         self.keeping.start()
 
     def start_engine(self, index: int) -> None:
-        engine = run("fake_engine", self.folder, str(index))
+        engine = run("fake_engine", self.folder)
         self.engines[engine.pid] = engine
         self.store.set_engine(
             index,

@@ -5,7 +5,6 @@ that it does to the store, to a file or to an engine; and started again at once.
 """
 
 import itertools
-import json
 import os
 import pickle
 import random
@@ -30,29 +29,21 @@ class FolderCalls:
 
     def __init__(self, folder: Path, store: Store) -> None:
         self.folder, self.store = folder, store
-        self.seen: dict[str, int] = {}
+        self.seen: set[int] = set()
         self.numbers = itertools.count(time.time_ns())
 
     def arrivals(self):
-        found = []
-        for path in (self.folder / "arrivals").glob("[0-9]*"):
-            stamp = path.stat().st_ino
-            if self.seen.get(path.name) != stamp:
-                self.seen[path.name] = stamp
-                said = json.loads(path.read_text())
-                found.append(Arrival(said["pid"], said["index"], said["pid"]))
-        return found
+        new = {int(path.name) for path in (self.folder / "arrivals").iterdir()} - self.seen
+        self.seen |= new
+        return [Arrival(pid, pid) for pid in new]
 
-    def call(self, engine_id, function, *arguments, job=None, tag=None):
-        packed = pickle.dumps((function, arguments))
+    def call(self, engine_id, given, *, job, tag):
+        packed = pickle.dumps(given)
         self.store.count_message("sent", len(packed), job)
         path = self.folder / "inbox" / str(engine_id) / f"{next(self.numbers)}.call"
         part = path.with_suffix(".part")
         part.write_bytes(packed)
         part.replace(path)
-
-    def assume_identity(self, engine_id, function, *arguments):
-        self.call(engine_id, function, *arguments)
 
     def refusals(self):
         return []

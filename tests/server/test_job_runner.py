@@ -52,7 +52,7 @@ def test_the_server_waits_for_no_checkpoint_to_be_read(tmp_path, monkeypatch):
 
 def test_ranks_that_two_servers_call_find_each_other(tmp_path, monkeypatch):
     """The first one was killed when it had called one of them."""
-    monkeypatch.setattr(job_runner, "listens", lambda meeting: True)
+    monkeypatch.setattr(job_runner, "_listens", lambda meeting: True)
     store = Store(tmp_path / "server.sqlite", create=True)
     store.set_meta("meeting", "127.0.0.1:1234")
     here = ProcessIdentity.here()
@@ -63,7 +63,7 @@ def test_ranks_that_two_servers_call_find_each_other(tmp_path, monkeypatch):
     job, given = store.submit(request), []
 
     def server() -> None:
-        calls = SimpleNamespace(call=lambda _engine, _run, one, **_: given.append(one))
+        calls = SimpleNamespace(call=lambda _engine, one, **_: given.append(one))
         weights = InitialWeights(store, tmp_path, 2)
         fleet = SimpleNamespace(records=engines, died=(), how=None)
         work = Work.of(store.job(job), 0.0)
@@ -94,8 +94,6 @@ def test_a_job_takes_other_engines_where_one_of_its_own_is_lost_for_good(tmp_pat
     free = [2]
     fleet = SimpleNamespace(
         is_ready=lambda place: place != 1,
-        moved=lambda held, missing: None,  # none is like it
-        replace_with_spare=lambda place: False,
         idle=lambda: free,
     )
     runner = JobRunner(tmp_path, store, None, fleet, None, InitialWeights(store, tmp_path, 3))

@@ -40,25 +40,6 @@ def test_a_rank_that_dies_is_replaced_and_the_job_goes_on(fake):
 
 
 @pytest.mark.slow
-def test_the_assistant_stands_in_at_once(fake):
-    job = fake.submit(keywords={"steps": 200})
-    record = fake.at_step(job, 22)
-    spare = fake.store.engines()[2].pid
-    began = time.monotonic()
-    os.kill(record.pids[0], signal.SIGKILL)
-    while (record := fake.store.job(job)).attempt < 2 or not record.pids:
-        assert time.monotonic() - began < WITHIN_S
-        time.sleep(0.005)
-    assert record.pids[0] == spare
-    assert fake.ended(job).state == "finished"
-    engines = fake.store.engines()
-    assert engines[0].pid == spare
-    assert engines[2].is_assistant
-    call = fake.submit("answer", kind="call", engines=1, places=(2,))
-    assert fake.ended(call).state == "finished"
-
-
-@pytest.mark.slow
 def test_an_idle_engine_takes_over_where_there_is_one(fake):
     job = fake.submit(engines=1, keywords={"steps": 60})
     record = fake.at_step(job, 22)

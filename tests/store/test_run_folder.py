@@ -1,6 +1,7 @@
 """Folders and files of runs."""
 
 import json
+import math
 import os
 
 import pytest
@@ -13,6 +14,17 @@ from workbench.store import run_folder as files
 from workbench.store.errors import ClusterError
 from workbench.store.messages import TrainingOutcome
 from workbench.store.record import AttemptRecord, ErrorRecord
+from workbench.store.run_folder import (
+    EVALUATIONS,
+    META,
+    Best,
+    FolderChanges,
+    add_evaluation,
+    checkpoint_path,
+    last_evaluation,
+    read_evaluations,
+    worth,
+)
 
 
 def test_every_run_has_a_folder_of_its_own(tmp_path):
@@ -109,3 +121,61 @@ def test_a_header_of_any_bytes_is_no_whole_file(tmp_path, header):
     path = tmp_path / "rank-00000.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     assert not files.is_whole(path)
+
+
+def test_of_a_step_the_last_line_counts(tmp_path):
+    assert read_evaluations(tmp_path) == {}
+    for done, loss in ((4, 1.0), (2, 3.0), (4, 0.5)):
+        add_evaluation(tmp_path, done, {"loss": loss, "miou": math.nan})
+    with (tmp_path / EVALUATIONS).open("a") as file:
+        file.write('{"done": 6, "lo')  # its writer was killed
+    found = read_evaluations(tmp_path)
+    assert list(found) == [2, 4]
+    assert found[4]["loss"] == 0.5
+    assert math.isnan(found[2]["miou"])
+
+
+def test_the_last_one_has_names_that_a_line_about_a_run_has_room_for(tmp_path):
+    assert last_evaluation(tmp_path) == {}
+    for done in (4, 2):
+        add_evaluation(tmp_path, done, {"loss": done, "accuracy": 0.5, "steps": 7.0})
+    assert last_evaluation(tmp_path) == {"test_loss": 4, "accuracy": 0.5, "test_steps": 7.0}
+
+
+def test_losses_are_to_be_small_and_metrics_large():
+    figures = {"loss": 2.0, "f1": 0.5}
+    assert [worth(figures, by) for by in ("loss", "-loss", "f1", "-f1")] == [-2.0, -2.0, 0.5, -0.5]
+    best = Best().then(1, {"f1": math.nan}, "f1")
+    assert best == Best()
+    best = best.then(2, {"f1": 0.5}, "f1")
+    assert best.then(3, {"f1": 0.5}, "f1") is best  # the first of equal ones
+    assert best.then(4, {"f1": 0.6}, "f1") == Best(4, 0.6)
+
+
+def test_only_what_has_a_checkpoint_can_be_best(tmp_path):
+    for done, f1 in ((2, 0.5), (4, 0.9), (6, 0.7)):
+        add_evaluation(tmp_path, done, {"f1": f1})
+    for done in (2, 6):
+        checkpoint_path(tmp_path, done).mkdir()
+        (checkpoint_path(tmp_path, done) / META).touch()
+    assert Best.of(tmp_path, "f1") == Best(6, 0.7)
+    assert Best.of(tmp_path, "f1", before=5) == Best(2, 0.5)
+    assert Best.of(tmp_path, "f1", before=1) == Best()
+
+
+def test_a_file_that_came_within_the_same_coarse_second_is_seen(tmp_path, monkeypatch):
+    """As over SFTP, whose dates are whole seconds, and of the server's clock."""
+    now = [100.0]
+    monkeypatch.setattr(files.time, "monotonic", lambda: now[0])
+    os.utime(tmp_path, (50, 50))
+    changes = FolderChanges(tmp_path)
+    assert changes.seen()
+    now[0] += 0.5
+    (tmp_path / "file").touch()
+    os.utime(tmp_path, (50, 50))  # the same date as before the file
+    assert changes.seen()
+    now[0] += 2.0
+    assert changes.seen(), "it is read once more after the date has become old"
+    assert not changes.seen()
+    (tmp_path / "another").touch()
+    assert changes.seen()

@@ -4,7 +4,6 @@ import sys
 import time
 from pathlib import Path
 
-from workbench.engine.calls import introduce
 from workbench.server.engine_calls import Calls
 from workbench.store.cluster_store import STORE
 from workbench.store.store import Store
@@ -19,10 +18,10 @@ if __name__ == "__main__":
     while True:
         for engine_id in calls.registered - known:
             known.add(engine_id)
-            asked[engine_id] = calls.call(engine_id, introduce)
+            asked[engine_id] = calls.call(engine_id, "introduce")
         # Of those that have died meanwhile none ever answers.
         for engine_id in [each for each, answer in asked.items() if answer.ready()]:
-            _index, pid = asked.pop(engine_id).get()
+            pid = asked.pop(engine_id).get()
             for engine in store.engines():
                 if engine.pid == pid:
                     store.set_engine(engine.index, engine_id=engine_id, state="idle")

@@ -20,13 +20,12 @@ import zmq
 
 from tests.engine.test_calls import EXPERIMENT
 from tests.supervisor import supervising
-from workbench.engine.calls import Assignment, assume_identity, introduce, run
 from workbench.hosts.processes import is_alive
 from workbench.server.engine_calls import Calls
 from workbench.store.cluster_spec import Site, connection_file, key_of
 from workbench.store.cluster_store import STORE
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
-from workbench.store.messages import Answer, pack, pack_keywords
+from workbench.store.messages import Answer, Assignment, pack, pack_keywords
 from workbench.store.process import RENDEZVOUS, ProcessIdentity, holder
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import EngineRecord, Request
@@ -107,7 +106,7 @@ def test_engines_work_on_without_their_notebook(kept, calls, tmp_path):
     arguments, own = pack_keywords({"first": 1}, key_of(kept.folder)), {"second": 2}
     task, packed = "tests.engine.test_calls:adds", pack(EXPERIMENT)
     given = Assignment(task, packed, arguments, own, tmp_path, 0, trains=False)
-    calls.call(engine.engine_id, run, given)
+    calls.call(engine.engine_id, "run", given)
     answer = supervising.until(lambda: RankFiles(tmp_path, 0).answer, kept.folder)
     assert Answer.unpack(answer).value == 3 + EXPERIMENT.batch_size
     assert RankFiles(tmp_path, 0).pid == engine.pid
@@ -118,7 +117,7 @@ def test_messages_are_counted_and_large_ones_refused(kept):
     counted = []
     calls = Calls(kept.folder, lambda *each: counted.append(each))
     engine_id = kept.store.engines()[0].engine_id
-    calls.call(engine_id, introduce, job=7).get(timeout=LONG_S)
+    calls.call(engine_id, "introduce", job=7).get(timeout=LONG_S)
     supervising.until(lambda: len(counted) == 2, kept.folder)
     assert [(direction, job) for direction, _bytes, job in counted] == [
         ("sent", 7),
@@ -126,9 +125,9 @@ def test_messages_are_counted_and_large_ones_refused(kept):
     ]
     assert all(0 < num_bytes < 1000 for _direction, num_bytes, _job in counted)
     with pytest.raises(ControlMessageTooLarge, match="at most 65,536"):
-        calls.call(engine_id, len, bytes(65_536))
+        calls.call(engine_id, "builtins:len", bytes(65_536))
     with pytest.raises(ClusterError, match="no engine has the id 99"):
-        calls.call(99, introduce)
+        calls.call(99, "introduce")
     assert len(counted) == 2
     memories = ("history", "results", "_futures", "_output_futures")
     remembered = [getattr(calls._client, each) for each in memories]
@@ -210,35 +209,15 @@ def test_a_controller_that_died_is_started_again(kept, calls):
     ids = {engine.engine_id for engine in engines}
     supervising.until(lambda: ids <= set(later.registered), kept.folder)
 
-    def introduced(by: Calls, engine: EngineRecord) -> tuple[int, int] | None:
+    def introduced(by: Calls, engine: EngineRecord) -> int | None:
         with suppress(ipyparallel.TimeoutError):  # too soon: the engine was not connected again
-            return by.call(engine.engine_id, introduce).get(timeout=0.5)
+            return by.call(engine.engine_id, "introduce").get(timeout=0.5)
 
     for each, engine in product((later, calls), engines):
         told = supervising.until(partial(introduced, each, engine), kept.folder)
-        assert told == (engine.index, engine.pid)
+        assert told == engine.pid
     later.close()
     assert kept.pids() == {engine.index: engine.pid for engine in engines}
-
-
-@pytest.mark.slow
-def test_the_assistant_takes_another_engine_s_place(kept, calls):
-    """As the server does it: the assistant stands in, and the newcomer becomes the assistant."""
-    engine, assistant = kept.store.engines()
-    given = [0, (0,), 1, {"CUDA_VISIBLE_DEVICES": ""}]
-    assert calls.call(assistant.engine_id, assume_identity, *given).get(timeout=LONG_S) == (
-        0,
-        assistant.pid,
-    )
-    assert calls.call(assistant.engine_id, introduce).get(timeout=LONG_S) == (0, assistant.pid)
-    threads = Path(f"/proc/{assistant.pid}/task").iterdir()
-    assert {tuple(os.sched_getaffinity(int(each.name))) for each in threads} == {(0,)}
-    for place, other in ((0, assistant), (1, engine)):
-        kept.store.set_engine(place, process=other.process, engine_id=other.engine_id)
-    os.kill(assistant.pid, signal.SIGKILL)  # which has the other place now
-    supervising.until(lambda: kept.pids()[0] != assistant.pid, kept.folder)
-    supervising.until(lambda: supervising.idle(kept.folder, kept.store), kept.folder)
-    assert kept.pids()[1] == engine.pid
 
 
 @pytest.mark.slow

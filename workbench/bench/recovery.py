@@ -148,7 +148,7 @@ class _Results:
             "engine which was killed here, or all of them with supervisor or controller.",
             "detected: until the job server gave the attempt up and interrupted the other ranks; "
             "ended: until it knew how all had ended; begun: until the next attempt had a rank; "
-            "resumed: until that attempt's first step was done; of VGG-11 with a warm spare.",
+            "resumed: until that attempt's first step was done; of VGG-11.",
             "seconds_to_detect: of those in which no other kill had just ended the server, too.",
             "steps_lost: checkpoints are written every 10 steps, beside the steps that follow.",
             f"checkpoint_cost: what one every {BLOCK} steps of VGG-11, data parallel,"

@@ -18,7 +18,6 @@ from contextlib import ExitStack, contextmanager
 from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import psutil
 
@@ -30,6 +29,7 @@ from workbench.server.engine_calls import Arrival, Refusal
 from workbench.server.loop import Server
 from workbench.store.cluster_spec import HERE, ClusterSpec, EngineDevice
 from workbench.store.cluster_store import open_store
+from workbench.store.messages import Assignment
 from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import Request
@@ -124,12 +124,7 @@ class _NoEngines:
         coming, self._coming = self._coming, []
         return coming
 
-    def call(self, engine_id: int, function: Callable[..., Any], *arguments: Any, **_: Any) -> None:
-        raise RuntimeError(f"engine {engine_id} was called")
-
-    def assume_identity(
-        self, engine_id: int, function: Callable[..., Any], *arguments: Any
-    ) -> None:
+    def call(self, engine_id: int, given: Assignment, *, job: int, tag: object) -> None:
         raise RuntimeError(f"engine {engine_id} was called")
 
     def refusals(self) -> list[Refusal]:
@@ -142,7 +137,7 @@ class _NoEngines:
 def serve(folder: Path) -> None:
     """Serves until this process is ended."""
     store = open_store(folder)
-    engines = [Arrival(each.index, each.index, each.pid or 0) for each in store.engines()]
+    engines = [Arrival(each.index, each.pid or 0) for each in store.engines()]
     Server(folder, ClusterSpec.load(folder), store, _NoEngines(engines)).run()
 
 

@@ -71,7 +71,7 @@ class Cluster(Engines):
         directory: the folder for runs, absolute.
         folder: the cluster's own folder.
         link: the way to its store and job server.
-        task: "module:function" that each rank of a run calls.
+        task: the task of a run's ranks, by its name.
 
     Raises:
         ValueError: `n` is no positive integer, or less than there are emulated hosts; or a name
@@ -148,7 +148,7 @@ class Cluster(Engines):
     @property
     def jobs(self) -> Jobs:
         """All that was submitted, by whomever."""
-        return Jobs(self, self.task)
+        return Jobs(self)
 
     def calibrate(
         self,
@@ -227,7 +227,7 @@ class Cluster(Engines):
         # It has no weights; None would have them made.
         shared = {"weights": Path(os.devnull), "numel": nbytes // 4, "times": times}
         with lent(self, experiment.plan, "a trace of an all-reduce") as lease:
-            found = lease.call("workbench.train.measure.links:trace_sums", experiment, shared)
+            found = lease.call("trace_sums", experiment, shared)
         return sum_trace.described(experiment, nbytes, found)
 
     def verify(

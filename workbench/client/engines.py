@@ -14,11 +14,10 @@ from workbench.hosts.emulated.hosts import Hosts
 from workbench.hosts.processes import until
 from workbench.plan.plans.plan import Plan
 from workbench.store import registry
-from workbench.store.cluster_spec import ClusterSpec, EngineDevice
+from workbench.store.cluster_spec import ClusterSpec, EngineDevice, Launch, Profile
 from workbench.store.cluster_store import rebuild
 from workbench.store.errors import ClusterError
 from workbench.store.process import LEASE_S
-from workbench.store.profile import Launch, Profile
 from workbench.store.record import EngineRecord, Tally
 
 STOP_RUNS_WITHIN_S = 10.0
@@ -55,7 +54,7 @@ class Engines(Faults):
             cluster of this name, or no such profile.
     """
 
-    task = "workbench.train.run.loop:train"
+    task = "train"
     _launch: Launch | None = None
 
     def __init__(
@@ -114,7 +113,7 @@ class Engines(Faults):
         self._seconds = {name: getattr(spec, name) for name in SECONDS}
         keeper = supervisor.supervisor_of(self.folder)
         if keeper is None:
-            rebuild(self.folder, self.task)
+            rebuild(self.folder)
             supervisor.start(self.folder)
         elif not keeper.is_near:
             raise ClusterError(

@@ -40,11 +40,10 @@ class Jobs:
 
     Args:
         engines: the engines of the cluster.
-        task: "module:function" that each rank of a run calls.
     """
 
-    def __init__(self, engines: Engines, task: str) -> None:
-        self._engines, self._task = engines, task
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
 
     def submit(
         self,
@@ -122,7 +121,6 @@ class Jobs:
         wanted = request(
             self._engines,
             experiment,
-            task=self._task,
             tag=tag,
             name=name,
             module=module,
@@ -263,9 +261,7 @@ class Jobs:
     def _run(self, experiment: Experiment, directory: Path, number: int) -> Run:
         """A run that follows a job, and keeps its cluster while that goes on."""
         job = Job(self._engines.link, number, keep=self._engines)
-        run = Run(
-            experiment, directory, job, partial(_again, weakref.ref(self._engines), self._task)
-        )
+        run = Run(experiment, directory, job, partial(_again, weakref.ref(self._engines)))
         self._engines.followers.add(run)
         return run
 
@@ -333,7 +329,7 @@ def _clock(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds)
 
 
-def _again(cluster: weakref.ref[Engines], task: str, run: Run) -> Job:
+def _again(cluster: weakref.ref[Engines], run: Run) -> Job:
     """Has a run that has ended go on; the job to follow then.
 
     Raises:
@@ -354,7 +350,7 @@ def _again(cluster: weakref.ref[Engines], task: str, run: Run) -> Job:
             link.ask("resume", record.id)
             return Job(link, record.id, after=record.attempt, keep=engines)
     # It is another cluster's, or this one has forgotten it.
-    wanted = request(engines, run.experiment, task=task, resume=run, directory=run.directory)
+    wanted = request(engines, run.experiment, resume=run, directory=run.directory)
     Environment.of(engines, run.experiment).write(run.directory)
     earlier = run_folder.last_attempt(run.directory)
     return Job(link, link.submit(wanted), after=earlier, keep=engines)

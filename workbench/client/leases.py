@@ -45,12 +45,12 @@ class Lease:
         return cls(engines.link, (len(engines),))
 
     def start(self, task: str, experiment: Experiment, shared: Mapping[str, Any]) -> Job:
-        """Calls "module:function" on every engine.
+        """Calls a task on every engine.
 
         Args:
-            task: the function. It gets `experiment`, `config` if it is a rank of several, and what
-                `shared` names. `weights` of None stand for the model's initial weights, which the
-                job server has the assistant write before.
+            task: its name, or "module:function". It gets `experiment`, `config` if it is a rank of
+                several, and what `shared` names. `weights` of None stand for the model's initial
+                weights, which the job server has the assistant write before.
             experiment: what the function is about.
             shared: keywords that are the same for all ranks.
 

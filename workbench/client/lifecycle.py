@@ -11,11 +11,10 @@ from workbench.hosts.emulated.hosts import Hosts
 from workbench.hosts.host import assign, probe, whole_host
 from workbench.hosts.processes import is_alive, until
 from workbench.store import registry
-from workbench.store.cluster_spec import FILE, HERE, ClusterSpec
+from workbench.store.cluster_spec import FILE, HERE, ClusterSpec, Launch
 from workbench.store.cluster_store import forget, is_here, open_store, remove, store_of
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.process import ProcessIdentity
-from workbench.store.profile import Launch
 from workbench.store.record import JobState
 from workbench.supervisor import supervisor_of
 

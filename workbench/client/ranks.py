@@ -354,7 +354,7 @@ def open_ranks(
         folder.mkdir(parents=True)
         kept.callback(shutil.rmtree, folder, ignore_errors=True)
         shared = {"weights": weights, "folder": folder}
-        job = lease.start("workbench.train.run.cells:serve", experiment, shared)
+        job = lease.start("cells", experiment, shared)
         return Ranks(experiment, lease, CellFiles(folder), job, kept.pop_all())
 
 

@@ -17,9 +17,9 @@ from workbench.plan.io.errors import ExperimentError
 from workbench.plan.io.html import Markup, frame_html, save
 from workbench.plan.io.value import Value
 from workbench.store import messages
-from workbench.store.evaluations import last_evaluation
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import JobRecord
+from workbench.store.run_folder import last_evaluation
 from workbench.store.store import Store
 from workbench.store.telemetry import newest, unpack_rows
 

@@ -115,7 +115,7 @@ def carry_out(
         _unsplit(assistant, experiment, {**asked, "directory": folder / "weights"})
         print(f", {experiment.plan.world_size} ranks", end="", flush=True)
         shared = {"weights": start, "reference": reference, "repeat": repeat, "found": found}
-        lease.call("workbench.train.verify.verify:compare_into", experiment, shared)
+        lease.call("compare", experiment, shared)
         told = [json.loads(each.read_bytes()) for each in by_rank]
     finally:
         for each in (start, reference, *by_rank):
@@ -132,7 +132,7 @@ def _unsplit(assistant: Lease, experiment: Experiment, asked: Mapping[str, Any])
     """Has the assistant write what the unsplit model computes."""
     product = "the unsplit model's results"
     try:
-        assistant.call("workbench.engine.calls:unsplit_model", experiment, asked)
+        assistant.call("unsplit_model", experiment, asked)
     except RankError as error:
         raise RunError(
             f"{product} could not be made: {error.kind}: {error.text}\n\n{error.remote_traceback}"

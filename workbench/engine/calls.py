@@ -14,23 +14,20 @@ step of some rank. What is there before the first task is there for good, and is
 
 import ctypes
 import gc
-import importlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.extension.sealed import own_key
 from workbench.plan.extension.user_object import opened
-from workbench.store import messages
-from workbench.store.errors import ClusterError
-from workbench.store.messages import Answer, StopRequest
+from workbench.store import messages, tasks
+from workbench.store.messages import Answer, Assignment, StopRequest
 from workbench.store.process import own_pid
 from workbench.store.rank_files import RankFiles
 from workbench.store.telemetry import Telemetry
@@ -42,61 +39,9 @@ _NEVER = -1
 _MOST_MMAP_BYTES = 2**25  # glibc takes no more
 
 
-def introduce() -> tuple[int, int]:
-    """Which engine this is, and its process id."""
-    return int(os.environ["WORKBENCH_ENGINE"]), own_pid()
-
-
-def assume_identity(
-    index: int, cores: Sequence[int], threads: int, environment: Mapping[str, str]
-) -> tuple[int, int]:
-    """Turns an engine that has nothing to do into another one of this host.
-
-    Returns:
-        As `introduce`.
-
-    Raises:
-        ClusterError: this process has used CUDA and can be given no other GPU.
-    """
-    import torch
-
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible != os.environ.get("CUDA_VISIBLE_DEVICES"):
-        if torch.cuda.is_initialized():
-            raise ClusterError(f"engine {index} cannot be made of one that has used CUDA")
-    os.environ.update(environment)
-    os.environ.update(WORKBENCH_ENGINE=str(index), OMP_NUM_THREADS=str(threads))
-    if cores and hasattr(os, "sched_setaffinity"):
-        for thread in _threads():
-            os.sched_setaffinity(thread, set(cores))
-    torch.set_num_threads(threads)
-    if visible:
-        torch.cuda.init()  # the driver may have been asked when no GPU was to be seen
-    return introduce()
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What the job server assigns to one rank of one attempt.
-
-    Attributes:
-        task: the function, "module:function". It gets `experiment`, `keywords` and `own`.
-        experiment: the experiment, as `messages.sendable` gives it.
-        keywords: further arguments, packed by `messages.pack_keywords`.
-        own: arguments that differ by rank or attempt; they go before `keywords`.
-        folder: the attempt's folder.
-        rank: the number of this rank.
-        trains: whether the function also gets `control`, whose `stop_requested` SIGUSR1 sets, and
-            `emit`, which takes a row of metrics.
-    """
-
-    task: str
-    experiment: bytes
-    keywords: bytes
-    own: Mapping[str, Any]
-    folder: Path
-    rank: int
-    trains: bool
+def introduce() -> int:
+    """Returns the process by which this engine is known."""
+    return own_pid()
 
 
 def run(given: Assignment) -> None:
@@ -129,8 +74,8 @@ def run(given: Assignment) -> None:
                 telemetry = Telemetry(files) if given.trains else None
                 keep_freed()
                 extra = {} if telemetry is None else {"control": control, "emit": telemetry.emit}
-                module, _, name = given.task.partition(":")
-                value = getattr(importlib.import_module(module), name)(
+                value = tasks.call(
+                    given.task,
                     experiment=opened(messages.unpack(given.experiment, key)),
                     **{**messages.unpack_keywords(given.keywords, key), **given.own, **extra},
                 )
@@ -258,11 +203,3 @@ class _Interrupts:
         for again in self._later:
             again.cancel()
             again.join()
-
-
-def _threads() -> list[int]:
-    """All threads of this process: affinity is each one's own."""
-    try:
-        return [int(name) for name in os.listdir("/proc/self/task")]
-    except OSError:
-        return [0]

@@ -6,7 +6,6 @@ Nothing here starts CUDA: a process that did could no longer be given its GPU th
 
 import os
 import platform
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -15,10 +14,8 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from workbench.plan.placement.placement import RankConfig, apportion
+from workbench.plan.placement.placement import apportion
 from workbench.store.cluster_spec import EngineDevice
-
-_ANSWERS_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -247,47 +244,3 @@ def _parts(count: int, host: Host) -> list[tuple[tuple[tuple[int, ...], ...], in
         parts.append((cores[start : start + size], size, 1))
         start += size
     return parts
-
-
-def listens(place: str) -> bool:
-    """Whether a process of this host listens at "address:port"; else ranks would come in vain."""
-    try:
-        socket.create_connection(_parts_of(place), _ANSWERS_WITHIN_S).close()
-    except OSError:
-        return False
-    return True
-
-
-def _parts_of(place: str) -> tuple[str, int]:
-    address, _, port = place.rpartition(":")
-    return address, int(port)
-
-
-def rank_configs(
-    devices: Sequence[EngineDevice], meeting: str, prefix: str, timeout_s: float, secret: str
-) -> list[RankConfig]:
-    """Seats for the ranks of one world, one for each device.
-
-    Args:
-        devices: the device of each rank.
-        meeting: the "address:port" of torch's store, in which they find each other.
-        prefix: the prefix of the world's notes in that store, new for every world.
-        timeout_s: the seconds that a rank waits for the others.
-        secret: the text under which the ranks' notes have MACs; the same for all of this world.
-    """
-    address, port = _parts_of(meeting)
-    return [
-        RankConfig(
-            rank=rank,
-            world_size=len(devices),
-            address=address,
-            port=port,
-            prefix=prefix,
-            timeout_s=timeout_s,
-            device="cuda:0" if device.kind == "cuda" else "cpu",
-            threads=device.threads,
-            host=device.host,
-            secret=secret,
-        )
-        for rank, device in enumerate(devices)
-    ]

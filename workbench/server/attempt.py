@@ -14,10 +14,10 @@ from pathlib import Path
 from workbench.plan.experiment.metrics import Row
 from workbench.plan.io.files import write_whole
 from workbench.server.outcome import End
-from workbench.store.folder_changes import FolderChanges
 from workbench.store.messages import Answer
 from workbench.store.process import ProcessIdentity
 from workbench.store.rank_files import WITHDRAWN, RankFiles, ask_to_stop, withdraw
+from workbench.store.run_folder import FolderChanges
 from workbench.store.telemetry import newest, unpack_rows
 
 STUCK = "did not end when it was interrupted"

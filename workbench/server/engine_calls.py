@@ -11,11 +11,12 @@ from typing import Any, Protocol
 import ipyparallel
 from ipyparallel.serialize import pack_apply_message, serialize_object
 
-from workbench.engine.calls import introduce
+from workbench.store import tasks
 from workbench.store.cluster_spec import connection_file, identity
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
+from workbench.store.messages import Assignment
+from workbench.store.record import LARGEST_MESSAGE_BYTES
 
-LARGEST_MESSAGE_BYTES = 64 << 10
 POLL_EVERY_S = 0.02
 
 Count = Callable[[str, int, int | None], None]
@@ -58,27 +59,25 @@ class Calls:
         """Engines that can be called, by ipyparallel's ids, which are never given twice."""
         return frozenset(self._client.ids)
 
-    def call(
-        self, engine_id: int, function: Callable[..., Any], *arguments: Any, job: int | None = None
-    ) -> Any:
-        """Calls an importable function on an engine.
+    def call(self, engine_id: int, task: str, *arguments: Any, job: int | None = None) -> Any:
+        """Calls a task on an engine.
 
         A call is lost where the engine dies, or the controller while another takes its place.
 
         Args:
             engine_id: the engine's number with ipyparallel.
-            function: the function to call; it goes by its name.
-            arguments: the function's arguments.
+            task: its name, as `tasks.call` takes it.
+            arguments: the task's arguments.
             job: the job that it is about, for the count.
 
         Returns:
             ipyparallel's AsyncResult.
 
         Raises:
-            ControlMessageTooLarge: function and arguments take more than 64 KiB.
+            ControlMessageTooLarge: the arguments take more than 64 KiB.
             ClusterError: there is no such engine any more.
         """
-        buffers = pack_apply_message(function, arguments, {})
+        buffers = pack_apply_message(tasks.call, (task, *arguments), {})
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
         if size > LARGEST_MESSAGE_BYTES:
             raise ControlMessageTooLarge(
@@ -92,7 +91,7 @@ class Calls:
             except (IndexError, ipyparallel.NoEnginesRegistered) as error:
                 raise ClusterError(f"no engine has the id {engine_id}") from error
             self._count("sent", size, job)
-            result = view.apply_async(function, *arguments)
+            result = view.apply_async(tasks.call, task, *arguments)
         result.add_done_callback(lambda done: self._received(done, job))
         return result
 
@@ -116,16 +115,9 @@ CONNECT_WITHIN_S = 10.0
 
 @dataclass(frozen=True)
 class Arrival:
-    """An engine that has registered, or has become another, and says which one it is.
-
-    Attributes:
-        engine_id: the engine's number with the controller.
-        index: the engine's place in the cluster.
-        pid: its process.
-    """
+    """An engine that has registered: its number with the controller, and its process."""
 
     engine_id: int
-    index: int
     pid: int
 
 
@@ -143,36 +135,20 @@ class Refusal:
 
 
 class EngineCalls(Protocol):
-    """Whoever can call functions on engines; nothing here waits."""
+    """Whoever can call tasks on engines; nothing here waits."""
 
     @property
     def connection(self) -> int:
         """Changes with the controller; engines have other numbers then, and arrive again."""
 
     def arrivals(self) -> list[Arrival]:
-        """Engines that have registered, or became others, since the last call."""
+        """Engines that have registered since the last call."""
 
-    def call(
-        self,
-        engine_id: int,
-        function: Callable[..., Any],
-        *arguments: Any,
-        job: int | None = None,
-        tag: object = None,
-    ) -> None:
-        """Calls an importable function on an engine.
+    def call(self, engine_id: int, given: Assignment, *, job: int, tag: object) -> None:
+        """Has an engine run a rank.
 
         Raises:
-            ControlMessageTooLarge: function and arguments take more than 64 KiB.
-            ClusterError: there is no way to that engine now.
-        """
-
-    def assume_identity(
-        self, engine_id: int, function: Callable[..., Any], *arguments: Any
-    ) -> None:
-        """Calls a function that answers as `introduce` does: the engine arrives once more.
-
-        Raises:
+            ControlMessageTooLarge: what is assigned takes more than 64 KiB.
             ClusterError: there is no way to that engine now.
         """
 
@@ -209,31 +185,24 @@ class ControllerCalls:
         self._thread.start()
 
     def arrivals(self) -> list[Arrival]:
-        """Engines that have registered, or became others, since the last call."""
+        """Engines that have registered since the last call."""
         calls = self._calls
         if calls is None:
             return []
         for engine_id in calls.registered - self._seen:
             self._seen.add(engine_id)
             with suppress(ClusterError):  # it is gone again
-                self._introductions[engine_id] = calls.call(engine_id, introduce)
+                self._introductions[engine_id] = calls.call(engine_id, "introduce")
         arrived = []
         for engine_id, answer in list(self._introductions.items()):
             if answer.ready():
                 del self._introductions[engine_id]
-                with suppress(Exception):  # it ended meanwhile, or could not become another
-                    arrived.append(Arrival(engine_id, *answer.get(0)))
+                with suppress(Exception):  # it ended meanwhile
+                    arrived.append(Arrival(engine_id, answer.get(0)))
         return arrived
 
-    def call(
-        self,
-        engine_id: int,
-        function: Callable[..., Any],
-        *arguments: Any,
-        job: int | None = None,
-        tag: object = None,
-    ) -> None:
-        """Calls an importable function on an engine.
+    def call(self, engine_id: int, given: Assignment, *, job: int, tag: object) -> None:
+        """Has an engine run a rank.
 
         Raises:
             ClusterError: the engine is not registered.
@@ -241,21 +210,8 @@ class ControllerCalls:
         calls = self._calls
         if calls is None or engine_id not in calls.registered:
             raise ClusterError(f"engine {engine_id} is not registered")
-        answer = calls.call(engine_id, function, *arguments, job=job)
+        answer = calls.call(engine_id, "run", given, job=job)
         self._under_way.append((tag, answer))
-
-    def assume_identity(
-        self, engine_id: int, function: Callable[..., Any], *arguments: Any
-    ) -> None:
-        """Calls a function that answers as `introduce` does: the engine arrives once more.
-
-        Raises:
-            ClusterError: the engine is not registered.
-        """
-        calls = self._calls
-        if calls is None or engine_id not in calls.registered:
-            raise ClusterError(f"engine {engine_id} is not registered")
-        self._introductions[engine_id] = calls.call(engine_id, function, *arguments)
 
     def refusals(self) -> list[Refusal]:
         """Calls that ended with an error since the last call of this."""

@@ -1,17 +1,14 @@
-"""The engines of a cluster, as the job server knows them: who is there, who died, who stands in."""
+"""The engines of a cluster, as the job server knows them: who is there, and who died."""
 
 import os
 import select
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from workbench.engine.calls import assume_identity
 from workbench.server.engine_calls import Arrival, EngineCalls
 from workbench.server.vitals import out_of_memory_kills
-from workbench.store.cluster_spec import EngineDevice
-from workbench.store.errors import ClusterError
 from workbench.store.process import ProcessIdentity
 from workbench.store.record import EngineRecord, EngineState, ErrorRecord, JobRecord
 from workbench.store.store import Store
@@ -85,23 +82,13 @@ class Fleet:
     Args:
         store: the cluster's store.
         engine_calls: the way to call the engines.
-        devices: what each engine computes on, by its index.
-        replaceable: the engines whose place the assistant can take.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        engine_calls: EngineCalls,
-        devices: tuple[EngineDevice, ...],
-        replaceable: set[int],
-    ) -> None:
-        self._store, self._engine_calls, self._devices = store, engine_calls, devices
-        self._replaceable = replaceable
+    def __init__(self, store: Store, engine_calls: EngineCalls) -> None:
+        self._store, self._engine_calls = store, engine_calls
         self._watch = Watch()
         self._connection = engine_calls.connection
         self._came: dict[ProcessIdentity, Arrival] = {}
-        self._assigned: dict[ProcessIdentity, int] = {}  # the index that it was told to take
         self._place: dict[ProcessIdentity, int] = {}
         self._died_at: dict[ProcessIdentity, float] = {}
         self._dead_since: dict[int, float] = {}
@@ -128,7 +115,6 @@ class Fleet:
             # Numbers are a controller's own: another may give them to others.
             self._connection = self._engine_calls.connection
             self._came.clear()
-            self._assigned.clear()
         arrived = self._engine_calls.arrivals()
         for arrival in arrived:
             with suppress(ProcessLookupError):  # it is gone again
@@ -144,9 +130,8 @@ class Fleet:
         dead = [index for index, record in self.records.items() if record.state == "dead"]
         self._dead_since = {index: self._dead_since.get(index, now) for index in dead}
         self._follow(known, now)
-        for index in list(self.records):
-            self._settle(self.records[index])
-        self._adopt()
+        for record in list(self.records.values()):
+            self._settle(record)
 
     def follow(
         self, places: Sequence[int], processes: Sequence[ProcessIdentity], now: float
@@ -236,22 +221,6 @@ class Fleet:
             process in self.died or getattr(error, "ename", type(error).__name__) == "EngineError"
         )
 
-    def moved(self, places: Sequence[int], missing: Collection[int]) -> tuple[int, ...] | None:
-        """Places with idle engines like them where engines are missing; None: there are too few.
-
-        Args:
-            places: an engine for each rank.
-            missing: the places whose engines are missing.
-        """
-        idle, found = self.idle(), list[int]()
-        for place in places:
-            alike = [index for index in idle if self._are_alike(place, index)]
-            if place in missing and not alike:
-                return None
-            found.append(alike[0] if place in missing else place)
-            idle = [index for index in idle if index != found[-1]]
-        return tuple(found)
-
     def idle(self) -> list[int]:
         """The engines that take ranks and have none, and that could be called now."""
         return [
@@ -260,97 +229,13 @@ class Fleet:
             if record.state == "idle" and not record.is_assistant and self.is_ready(index)
         ]
 
-    def _are_alike(self, one: int, other: int) -> bool:
-        """Whether two engines of this host have devices of one kind."""
-        kinds = {
-            (device.kind, device.name, device.threads, device.memory_bytes)
-            for device in (self._devices[one], self._devices[other])
-        }
-        return len(kinds) == 1 and {one, other} <= self._replaceable
-
-    def replace_with_spare(self, missing: int) -> bool:
-        """Has the assistant take the place of an engine that died; whether it will.
-
-        Who was started in the dead one's place becomes the assistant when it comes.
-        """
-        spare = next((r for r in self.records.values() if r.is_assistant), None)
-        gone = self.records.get(missing)
-        if (
-            spare is None
-            or gone is None
-            or missing not in self._replaceable
-            or gone.state != "starting"  # the supervisor is about to write who was started for it
-            or gone.process in self.died
-            or missing in self._assigned.values()
-            or spare.job is not None
-            or spare.state != "idle"
-            or not self.is_ready(spare.index)
-        ):
-            return False
-        process = spare.process
-        return process in self._came and self._tell(process, missing)
-
-    def _tell(self, process: ProcessIdentity, index: int) -> bool:
-        """Has an engine become another."""
-        device = self._devices[index]
-        arguments = (index, device.cores, device.threads, {"CUDA_VISIBLE_DEVICES": device.gpu})
-        try:
-            engine_id = self._came[process].engine_id
-            self._engine_calls.assume_identity(engine_id, assume_identity, *arguments)
-        except ClusterError:
-            return False
-        self._assigned[process] = index
-        return True
-
     def _settle(self, record: EngineRecord) -> None:
-        """Writes what is known of an engine that has come, or has become another.
-
-        The store says which process is which engine. Where a process reports another index, the
-        store wins, and the process is told its index; but not for a spare just swapped in, which
-        the store does not know under its new index yet.
-        """
+        """Writes by which number an engine that has come can be called."""
         process = record.process
         if process is None or process not in self._came or process in self.died:
             return
-        came, told = self._came[process], self._assigned.get(process)
-        if told is None and came.index != record.index:
-            self._tell(process, record.index)
-        elif told is not None and came.index != told:
-            return  # it was told and has not yet
-        elif told is not None and told != record.index:
-            self._exchange(record, self.records[told], process)
-        elif record.state == "starting" or record.engine_id != came.engine_id:
-            self._set(record.index, process, record.job)
-
-    def _exchange(self, spare: EngineRecord, gone: EngineRecord, process: ProcessIdentity) -> None:
-        """The assistant is now the engine that died; whoever was to replace that, the assistant.
-
-        The first change alone leaves both with one process; then the assistant, which is in
-        neither, is taken for what it says that it is.
-        """
-        state = gone.state if gone.state == "dead" else "starting"
-        self._store.set_engine(spare.index, process=gone.process, engine_id=None, state=state)
-        self._set(gone.index, process, gone.job)
-        self._store.event(
-            f"the assistant took the place of engine {gone.index}",
-            kind="replaced",
-            job=gone.job,
-            engine=gone.index,
-        )
-
-    def _adopt(self) -> None:
-        """Registers unknown processes under the index they report, if it has no live engine."""
-        known = {record.process for record in self.records.values()}
-        for process, came in list(self._came.items()):
-            record = self.records.get(came.index)
-            if process in known or process in self.died or record is None:
-                continue
-            if not self.is_ready(came.index) and self._watch.add(process):
-                self._set(came.index, process, record.job)
-
-    def _set(self, index: int, process: ProcessIdentity, job: int | None) -> None:
-        state: EngineState = "idle" if job is None else "busy"
         engine_id = self._came[process].engine_id
-        self._store.set_engine(index, process=process, engine_id=engine_id, state=state)
-        self._assigned.pop(process, None)
-        self.records = {record.index: record for record in self._store.engines()}
+        if record.state == "starting" or record.engine_id != engine_id:
+            state: EngineState = "idle" if record.job is None else "busy"
+            self._store.set_engine(record.index, engine_id=engine_id, state=state)
+            self.records[record.index] = replace(record, engine_id=engine_id, state=state)

@@ -26,6 +26,7 @@ not answered are carried out again, and each says the same twice as once.
 import hmac
 import logging
 import signal
+import socket
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -33,8 +34,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workbench.engine.calls import Assignment, run
-from workbench.hosts.host import listens, rank_configs
+from workbench.plan.placement.placement import RankConfig
 from workbench.server.attempt import Attempt, Rank, attempt_folder
 from workbench.server.engine_calls import EngineCalls
 from workbench.server.fleet import Fleet
@@ -44,15 +44,13 @@ from workbench.server.work import STARTING, Work
 from workbench.store import messages
 from workbench.store.cluster_spec import ClusterSpec, key_of
 from workbench.store.errors import ClusterError, ControlMessageTooLarge
-from workbench.store.messages import Answer
+from workbench.store.messages import Answer, Assignment
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import ACTIVE, AttemptRecord, ErrorRecord, JobRecord, Level, Request
 from workbench.store.run_folder import newest_whole
 from workbench.store.store import Store
 
 log = logging.getLogger(__name__)
-
-TASK = "workbench.engine.calls:initial_weights"
 
 
 class InitialWeights:
@@ -109,7 +107,7 @@ class InitialWeights:
             Request(
                 kind="call",
                 name=f"initial weights of {whole.name}",
-                task=TASK,
+                task="initial_weights",
                 packed=whole.packed,
                 keywords=messages.pack_keywords(
                     {"directory": self._folder / "weights"}, key_of(self._folder)
@@ -120,6 +118,23 @@ class InitialWeights:
                 priority=whole.priority,
             )
         )
+
+
+_ANSWERS_WITHIN_S = 1.0
+
+
+def _listens(meeting: str) -> bool:
+    """Whether a process listens at "address:port"; else ranks would come in vain."""
+    try:
+        socket.create_connection(_parts_of(meeting), _ANSWERS_WITHIN_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _parts_of(meeting: str) -> tuple[str, int]:
+    address, _, port = meeting.rpartition(":")
+    return address, int(port)
 
 
 # A forked engine is there in a moment; one on another host, or on a GPU, takes some 4 s.
@@ -213,12 +228,12 @@ class JobRunner:
         return True
 
     def _gather(self, work: Work, now: float) -> bool:
-        """Begins the attempt as soon as all its engines are there, or idle ones like them."""
+        """Begins the attempt as soon as all its engines are there."""
         record = work.record
         if record.requested:
             return not self._release(work, becomes(record.requested))
         if work.newest is None:
-            # Beside all else: to read so much takes longer than an engine takes to stand in.
+            # Beside all else: so much is read while engines are replaced.
             work.newest = self._reader.submit(newest_whole, Path(record.directory))
         if record.kind == "call" and (lost := self._fleet.loss(record)) is not None:
             return not self._release(work, JobOutcome("failed", lost.text, lost))
@@ -226,10 +241,6 @@ class JobRunner:
         if not missing:
             return self._begin(work, now)
         may_move = record.kind == "train" and record.places is None and work.is_over
-        if may_move and (moved := self._fleet.moved(record.held, missing)) is not None:
-            return self._begin(work, now, moved)
-        for place in missing:
-            self._fleet.replace_with_spare(place)
         waited = now - work.waits_since
         if waited > REPLACED_WITHIN_S and may_move and len(self._fleet.idle()) >= len(missing):
             # Other ones, on other hosts or devices: whoever schedules knows which.
@@ -240,16 +251,15 @@ class JobRunner:
             return not self._release(work, JobOutcome("queued", reason))
         return True
 
-    def _begin(self, work: Work, now: float, places: tuple[int, ...] | None = None) -> bool:
+    def _begin(self, work: Work, now: float) -> bool:
         """Writes down on which processes, and from which checkpoint, the attempt runs."""
         record, newest = work.record, work.newest
         if newest is None or not wait((newest,), FOUND_SOON_S).done:
             return True
-        places = record.held if places is None else places
         if work.is_over and not self._store.claim(
-            record.id, record.attempt, places, only_in=STARTING
+            record.id, record.attempt, record.held, only_in=STARTING
         ):
-            work.record = self._store.job(record.id)  # an engine is not free yet; or it was ended
+            work.record = self._store.job(record.id)  # it was ended
             return work.record.state in ACTIVE
         found, damaged = newest.result()
         for text in damaged:
@@ -265,7 +275,7 @@ class JobRunner:
             if weights is None:
                 return True
         note_beginning(record)
-        processes = self._fleet.processes(places)
+        processes = self._fleet.processes(record.held)
         self._store.update(record.id, only_in=ACTIVE, processes=processes, **fields)
         work.begin(self._store.job(record.id), now)
         return True
@@ -273,7 +283,7 @@ class JobRunner:
     def _deliver(self, work: Work, attempt: Attempt, now: float) -> None:
         """Calls the ranks that have not begun."""
         meeting = self._store.meta("meeting")
-        if meeting is None or not listens(meeting):
+        if meeting is None or not _listens(meeting):
             return  # the supervisor is about to say where ranks meet
 
         def call(rank: Rank) -> None:
@@ -290,7 +300,7 @@ class JobRunner:
                 trains=whole.kind == "train",
             )
             tag = (whole.id, attempt.number, rank.number)
-            self._engine_calls.call(engine.engine_id, run, given, job=whole.id, tag=tag)
+            self._engine_calls.call(engine.engine_id, given, job=whole.id, tag=tag)
 
         whole = self._store.job(work.record.id)
         own = self._own(whole, attempt, meeting)
@@ -316,8 +326,25 @@ class JobRunner:
             shared["weights"] = self._weights.of(whole)
         # Whichever server calls a rank, and however often, it finds the others.
         secret = hmac.digest(key_of(self._folder), prefix.encode(), "sha256")[:16].hex()
-        taken = rank_configs(devices, meeting, prefix, self._spec.timeout_s, secret)
-        return [{"config": config, **shared} for config in taken]
+        address, port = _parts_of(meeting)
+        return [
+            {
+                "config": RankConfig(
+                    rank=rank,
+                    world_size=len(devices),
+                    address=address,
+                    port=port,
+                    prefix=prefix,
+                    timeout_s=self._spec.timeout_s,
+                    device="cuda:0" if device.kind == "cuda" else "cpu",
+                    threads=device.threads,
+                    host=device.host,
+                    secret=secret,
+                ),
+                **shared,
+            }
+            for rank, device in enumerate(devices)
+        ]
 
     def _has_started(self, work: Work, attempt: Attempt) -> bool:
         """Whether it makes steps; a call, whether it was begun."""

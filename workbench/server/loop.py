@@ -39,8 +39,7 @@ class Server:
         self, folder: Path, spec: ClusterSpec, store: Store, engine_calls: EngineCalls
     ) -> None:
         self._store, self._engine_calls = store, engine_calls
-        here = {index for index, site in enumerate(spec.sites) if not site.enter}
-        self._fleet = Fleet(store, engine_calls, spec.devices, here)
+        self._fleet = Fleet(store, engine_calls)
         self._weights = InitialWeights(store, folder, spec.num_engines)
         self._runner = JobRunner(folder, store, spec, self._fleet, engine_calls, self._weights)
         self._commands = Commands(store)

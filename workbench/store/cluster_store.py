@@ -242,7 +242,7 @@ def _is_whole(path: str | Path) -> bool:
     return True
 
 
-def rebuild(folder: Path, task: str) -> None:
+def rebuild(folder: Path) -> None:
     """Makes a cluster's store again, if it is gone and has no backup, or is another's or outdated.
 
     It is made from the folders of the cluster's runs. A run whose folder does not say how it ended
@@ -252,7 +252,6 @@ def rebuild(folder: Path, task: str) -> None:
 
     Args:
         folder: the cluster's folder, beside those of its runs.
-        task: "module:function" that each rank of a run calls.
 
     Raises:
         OSError: the folder may not be written into.
@@ -277,7 +276,7 @@ def rebuild(folder: Path, task: str) -> None:
             if number is None or number in taken:  # the folder does not say, or is a copy
                 number = max(taken, default=0) + 1
             taken.add(number)
-            store.submit(run.request(task, folder), number=number)
+            store.submit(run.request(folder), number=number)
             store.update(number, **run.fields())
         if taken:
             text = f"the store was made again from the folders of {len(taken)} runs"
@@ -297,14 +296,14 @@ class _Run:
     def job(self) -> int | None:
         return None if self.outcome is None else self.outcome.job
 
-    def request(self, task: str, folder: Path) -> Request:
+    def request(self, folder: Path) -> Request:
         key, initial = key_of(folder), self.directory / INITIAL
         weights = initial if initial.exists() else None
         keywords = {"weights": weights, "directory": self.directory, "resume": None}
         return Request(
             kind="train",
             name=self.experiment.plan.graph.source.name,
-            task=task,
+            task="train",
             packed=messages.sendable(messages.pack(self.experiment), folder / "experiments"),
             keywords=messages.pack_keywords(keywords, key),
             engines=self.experiment.plan.world_size,

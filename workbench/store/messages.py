@@ -246,6 +246,30 @@ class Answer:
             raise ValueError(f"it is no answer of a rank: {error!r}") from error
 
 
+@dataclass(frozen=True)
+class Assignment:
+    """What the job server assigns to one rank of one attempt.
+
+    Attributes:
+        task: the function, as `tasks.call` takes it. It gets `experiment`, `keywords` and `own`.
+        experiment: the experiment, as `sendable` gives it.
+        keywords: further arguments, packed by `pack_keywords`.
+        own: arguments that differ by rank or attempt; they go before `keywords`.
+        folder: the attempt's folder.
+        rank: the number of this rank.
+        trains: whether the function also gets `control`, whose `stop_requested` SIGUSR1 sets, and
+            `emit`, which takes a row of metrics.
+    """
+
+    task: str
+    experiment: bytes
+    keywords: bytes
+    own: Mapping[str, Any]
+    folder: Path
+    rank: int
+    trains: bool
+
+
 EndReason = Literal["finished", "stopped", "diverged"]
 
 

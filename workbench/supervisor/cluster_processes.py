@@ -47,6 +47,7 @@ from workbench.store.cluster_spec import (
     key_of,
 )
 from workbench.store.process import CARRIED, ENDINGS
+from workbench.store.tasks import place_of
 from workbench.supervisor.log import LOG
 from workbench.supervisor.template import EngineTemplate, can_fork, network_of
 
@@ -54,8 +55,7 @@ SPAWN = Path(__file__).with_name("spawn.py")
 PRELOAD = (
     "torch",
     "torch._dynamo",  # which the first optimizer imports: another 2 s
-    "workbench.engine.calls",
-    "workbench.train.run.loop",
+    *dict.fromkeys(place_of(task)[0] for task in ("run", "train")),
     "ipyparallel.engine.app",
 )
 CONTROLLER_OPTIONS = (

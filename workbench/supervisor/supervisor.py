@@ -1,8 +1,7 @@
 """Owns the processes of a cluster: starts them, sees them end, puts others in their place.
 
-Which process is which engine is written in the store, by process id: the job server may turn one
-engine into another (`engine.calls.assume_identity`) and exchange their ids there. So of an engine
-that ended, the store says its place, and the next process is started for that.
+Which process is which engine is written in the store, by process id. In the place of an engine that
+ended, another is started: forked where there is a template (`template.py`).
 """
 
 import asyncio
@@ -19,11 +18,10 @@ from pathlib import Path
 
 from workbench.hosts.processes import reap
 from workbench.hosts.remote.gathering import AllocationLimit, Gathering
-from workbench.store.cluster_spec import FILE, ClusterSpec, identity
+from workbench.store.cluster_spec import FILE, ClusterSpec, Launch, identity
 from workbench.store.cluster_store import remove
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.process import RENEW_EVERY_S, SUPERVISOR, ProcessIdentity, renew
-from workbench.store.profile import Launch
 from workbench.store.record import EngineRecord, JobState
 from workbench.store.store import Store
 from workbench.supervisor.cluster_processes import ClusterProcesses, Ended
@@ -202,7 +200,7 @@ class Supervisor:
             due = [index for index, when in self._due.items() if now >= when]
             for index in due if self._processes.are_ready else ():
                 self._due[index] = now + AGAIN_S
-                if (place := self._missing(index)) is None or await self._start(place):
+                if await self._start(index):
                     del self._due[index]
         except Exception as error:  # a full disk, no room for a process: the next look may do
             level = logging.WARNING if isinstance(error, StoreError | OSError) else logging.ERROR
@@ -258,13 +256,6 @@ class Supervisor:
                     return ended
             await asyncio.sleep(0.01)
         return Ended(pid, "ended", "")
-
-    def _missing(self, index: int) -> int | None:
-        """The place of an engine that is to be started: its own, or of one that took its place."""
-        gone = [engine.index for engine in self._store.engines() if engine.state == "dead"]
-        if index in gone or not self._series[index].has_begun:
-            return index
-        return next((place for place in gone if place not in self._due), None)
 
     def _describe(self, index: int, process: ProcessIdentity | None = None) -> None:
         device = self._spec.devices[index]

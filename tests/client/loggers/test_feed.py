@@ -10,7 +10,7 @@ from tests.client.fake_session import row
 from workbench.client.loggers.feed import Feed
 from workbench.client.loggers.logger import loggers, step_of
 from workbench.store.errors import ClusterError
-from workbench.store.evaluations import add_evaluation
+from workbench.store.run_folder import add_evaluation
 
 
 def steps(found):

@@ -7,7 +7,7 @@ import pytest
 
 import workbench as wb
 from workbench.client.records.curves import MOST_POINTS, figure_panels, loss_panel
-from workbench.store.evaluations import EVALUATIONS, add_evaluation
+from workbench.store.run_folder import EVALUATIONS, add_evaluation
 
 
 @pytest.fixture

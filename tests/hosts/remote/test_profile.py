@@ -9,9 +9,8 @@ from tests.hosts.remote.agents import hello
 from workbench.client.cluster import Cluster
 from workbench.hosts.emulated.hosts import Hosts
 from workbench.hosts.remote.gathering import AllocationLimit, devices_of, free_ports, log_in_once
-from workbench.store.cluster_spec import ClusterSpec
+from workbench.store.cluster_spec import ClusterSpec, Profile
 from workbench.store.errors import ClusterError
-from workbench.store.profile import Profile
 from workbench.store.record import Request
 from workbench.store.store import Store
 from workbench.supervisor.cluster_processes import ports_in

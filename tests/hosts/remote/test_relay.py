@@ -19,9 +19,8 @@ from workbench.hosts.remote import agent as agent_module
 from workbench.hosts.remote import wire
 from workbench.hosts.remote.gathering import sites_of
 from workbench.hosts.remote.reception import Reception
-from workbench.store.cluster_spec import ClusterSpec
+from workbench.store.cluster_spec import ClusterSpec, Launch
 from workbench.store.process import LOST, UNREACHED, stat_file
-from workbench.store.profile import Launch
 from workbench.supervisor.cluster_processes import engine_environment
 
 SOON_S = 60.0

@@ -31,8 +31,8 @@ from workbench.plan.experiment.experiment import (
 from workbench.plan.io.errors import ExperimentError
 from workbench.plan.plans.plan import Plan
 from workbench.store.errors import ClusterError
-from workbench.store.evaluations import read_evaluations
 from workbench.store.messages import StopRequest
+from workbench.store.run_folder import read_evaluations
 from workbench.train.checkpoint import checkpoint
 from workbench.train.checkpoint.checkpoint import latest
 from workbench.train.run.loop import first_bad_layer, train

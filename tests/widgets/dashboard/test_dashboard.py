@@ -8,7 +8,7 @@ from ipywidgets import Widget
 from tests.widgets.dashboard.fake import FakeRun, row
 from tests.widgets.dashboard.views import PATIENCE_S, unpacked
 from workbench.client.run.rows import Rows
-from workbench.store.evaluations import add_evaluation
+from workbench.store.run_folder import add_evaluation
 from workbench.widgets.base.widget import asset
 from workbench.widgets.dashboard import Dashboard
 from workbench.widgets.dashboard.series import FIELDS

@@ -200,9 +200,9 @@ class Calibration:
         """The devices' own figures, and the links."""
         within_s = self.spec.within_s
         with _told("devices"):
-            figures = self._measure("device:device", experiment, within_s=_OF_DEVICES * within_s)
+            figures = self._measure("device", experiment, within_s=_OF_DEVICES * within_s)
         with _told("links"):
-            found = self._measure("links:links", experiment, within_s=_OF_LINKS * within_s)
+            found = self._measure("links", experiment, within_s=_OF_LINKS * within_s)
         within, across = links_of(found, self.hosts)
         return Machine(
             name=f"{len(self.devices)} engines on {', '.join(dict.fromkeys(self.hosts))}",
@@ -218,7 +218,7 @@ class Calibration:
         experiment = self.spec.experiment(plan)
         if unmeasured(machine.devices, experiment, self.spec.rows):
             with _told(f"workspaces of {_named(plan)}"):
-                beside = self._measure("workspaces:workspaces", experiment, rows=self.spec.rows)
+                beside = self._measure("workspaces", experiment, rows=self.spec.rows)
             machine = machine.replace(devices=with_workspaces(machine.devices, beside))
         rows = missing(machine.devices, experiment, self.spec.rows)
         if not rows:
@@ -226,7 +226,7 @@ class Calibration:
         with _told(f"{_named(plan)} x {'/'.join(map(str, rows))} rows"):
             weights = module_values(experiment, self.spec.module, self.lease.link.folder)
             found = self._measure(
-                "layers:layers", experiment, weights=weights, rows=rows, within_s=within_s
+                "layers", experiment, weights=weights, rows=rows, within_s=within_s
             )
         devices = extended(machine.devices, experiment, found)
         own_devices = len(devices) > 1
@@ -234,7 +234,7 @@ class Calibration:
         return unequal(machine, self._stretches).replace(devices=devices)
 
     def _measure(self, task: str, experiment: Experiment, **shared: Any) -> list[Any]:
-        return self.lease.call(f"workbench.train.measure.{task}", experiment, shared)
+        return self.lease.call(task, experiment, shared)
 
 
 def _per_host(hosts: Sequence[str]) -> int:

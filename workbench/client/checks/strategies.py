@@ -86,8 +86,7 @@ def _trained(experiment: Experiment, module: nn.Module, cluster: Cluster) -> Ite
     said = f"weights differ by {off:.2g} at most from a plain loop's"
     yield Check("computes what its methods say", off <= _TOLERANCE, said)
     if not experiment.sync.timing.of_weights:
-        name = "workbench.train.verify.own_strategy:cut_weights"
-        pieces = cluster.call(name, experiment.replace(plan=cut), module=module)
+        pieces = cluster.call("cut_weights", experiment.replace(plan=cut), module=module)
         off = max(_most(each[1], expected[each[0]], each[2]) for own in pieces for each in own)
         said = f"weights of layers that are cut differ by {off:.2g} at most"
         yield Check("the same with layers cut", off <= _TOLERANCE, said)
@@ -104,7 +103,7 @@ def _observed(
     folder.mkdir()
     try:
         return cluster.call(
-            "workbench.train.verify.own_strategy:observed",
+            "own_strategy",
             experiment,
             module=module,
             directory=folder,

@@ -40,7 +40,7 @@ def checks_on(
     experiment = experiment_for(len(cluster), algorithm, codec)
     with lent(cluster, experiment.plan, "a check of an all-reduce") as lease:
         shared = {"weights": Path(os.devnull), "lengths": LENGTHS}  # it has no weights
-        ranks = lease.call("workbench.train.measure.links:recorded_sums", experiment, shared)
+        ranks = lease.call("recorded_sums", experiment, shared)
     sync = experiment.sync
     assert isinstance(sync, Synchronous)
     by = name_of(sync.algorithm) + ("" if sync.codec is None else f", {sync.codec.name}")

@@ -19,7 +19,7 @@ from workbench.client.records.runs import fields_of, short
 from workbench.client.run.rows import Rows
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.metrics import Row
-from workbench.store.evaluations import read_evaluations
+from workbench.store.run_folder import read_evaluations
 
 LAST_S = 60.0
 OVER = frozenset(("finished", "stopped", "failed", "unfinished"))

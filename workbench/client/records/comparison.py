@@ -20,7 +20,7 @@ from workbench.plan.display import svg
 from workbench.plan.display.panels import document
 from workbench.plan.io.html import Markup, element, save, table, text_table
 from workbench.plan.io.units import digits, duration, percent, size
-from workbench.store.evaluations import last_evaluation
+from workbench.store.run_folder import last_evaluation
 
 if TYPE_CHECKING:
     import pandas

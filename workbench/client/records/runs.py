@@ -16,10 +16,9 @@ from workbench.plan.io.errors import ExperimentError, PlanError
 from workbench.plan.io.value import Value
 from workbench.plan.plans.plan import Plan
 from workbench.store.errors import ClusterError
-from workbench.store.evaluations import last_evaluation
 from workbench.store.rank_files import RankFiles
 from workbench.store.record import RUN_STATES
-from workbench.store.run_folder import EXPERIMENT, METRICS, RunOutcome, attempts
+from workbench.store.run_folder import EXPERIMENT, METRICS, RunOutcome, attempts, last_evaluation
 from workbench.store.telemetry import newest, unpack_rows
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ def request(
     engines: Engines,
     experiment: Experiment,
     *,
-    task: str,
     priority: int = 0,
     tag: str = "",
     name: str = "",
@@ -43,7 +42,6 @@ def request(
     Args:
         engines: the engines of the cluster.
         experiment: what to run; its own objects are files.
-        task: "module:function" that each rank calls.
         priority: higher goes first.
         tag: the sweep that it is part of.
         name: the job's name; "": its model's.
@@ -82,7 +80,7 @@ def request(
     return Request(
         kind="train",
         name=name or experiment.plan.graph.source.name,
-        task=task,
+        task=engines.task,
         packed=packed,
         keywords=messages.pack_keywords(keywords, link.key),
         engines=experiment.plan.world_size,

@@ -12,7 +12,7 @@ from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.metrics import Row
 from workbench.plan.io.html import Markup, element, lines, table
 from workbench.plan.io.units import size
-from workbench.store.evaluations import read_evaluations
+from workbench.store.run_folder import read_evaluations
 
 if TYPE_CHECKING:
     import pandas

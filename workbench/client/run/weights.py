@@ -4,8 +4,7 @@ from pathlib import Path
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.store.errors import ClusterError
-from workbench.store.evaluations import Best
-from workbench.store.run_folder import checkpoint_path
+from workbench.store.run_folder import Best, checkpoint_path
 from workbench.train.checkpoint.checkpoint import StateDict, state_dict
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from workbench.hosts.emulated.measuring import CommandLine
 from workbench.hosts.processes import until
+from workbench.store.cluster_spec import CONFIG
 from workbench.store.errors import HostsError
-from workbench.store.profile import CONFIG
 
 PACKAGES = {
     "sshd": "openssh-server",

@@ -28,12 +28,12 @@ from workbench.store.cluster_spec import (
     HERE,
     ClusterSpec,
     EngineDevice,
+    Launch,
     Site,
     identity,
     of_interface,
 )
 from workbench.store.errors import ClusterError
-from workbench.store.profile import Launch
 from workbench.store.record import JobState, Level
 from workbench.store.store import Store
 

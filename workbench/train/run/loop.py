@@ -28,8 +28,8 @@ from workbench.plan.experiment.metrics import Row
 from workbench.plan.extension.user_object import opened
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan
-from workbench.store.evaluations import Best, add_evaluation
 from workbench.store.messages import EndReason, StopRequest, TrainingOutcome
+from workbench.store.run_folder import Best, add_evaluation
 from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.run.equality import check_equal
 from workbench.train.run.memory import PeakMeter, step_row

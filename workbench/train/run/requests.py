@@ -29,7 +29,7 @@ from workbench.plan.graph.graph import Graph
 from workbench.plan.io.files import make_whole, write_whole
 from workbench.plan.io.value import dump
 from workbench.plan.plans.plan import Plan
-from workbench.store.folder_changes import FolderChanges
+from workbench.store.run_folder import FolderChanges
 
 _FOLDER = "requests"
 

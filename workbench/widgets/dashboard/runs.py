@@ -16,7 +16,7 @@ from workbench.client.run.run import Run as Run
 from workbench.plan.io.units import digits, duration, percent
 from workbench.predict.measured import Timeline
 from workbench.store.errors import ClusterError, StoreError
-from workbench.store.evaluations import read_evaluations
+from workbench.store.run_folder import read_evaluations
 from workbench.widgets.dashboard.series import Series
 
 ENDED = ("finished", "stopped", "failed")
