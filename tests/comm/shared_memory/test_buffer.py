@@ -47,31 +47,6 @@ def test_sums_step_after_step(on_either, size, polls):
                 assert torch.equal(flat, (size * each + size * (size - 1) // 2).float())
 
 
-def half_types(world):
-    group, results = all_ranks(world), []
-    for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64):
-        flat = group.buffer(50, torch.zeros(1, dtype=dtype))
-        flat.copy_(sample(dtype, world.rank))
-        start_all_reduce(flat, group).wait()
-        results.append((group.shared(flat) is not None, flat.clone()))
-    return results
-
-
-def sample(dtype, rank):
-    return (10 * torch.randn(50, generator=torch.Generator().manual_seed(rank))).to(dtype)
-
-
-def test_sums_in_rank_order_and_half_types_in_fp32(on_ranks):
-    for answer in on_ranks(4, half_types):
-        for shared, flat in answer:
-            wide = torch.float32 if flat.dtype.itemsize == 2 else flat.dtype
-            expected = torch.zeros(50, dtype=wide)
-            for rank in range(4):
-                expected += sample(flat.dtype, rank).to(wide)
-            assert shared
-            assert torch.equal(flat, expected.to(flat.dtype))
-
-
 def in_another_order(world):
     """A rank blocked elsewhere still does its part of what it has started."""
     one, two = all_ranks(world, "one"), all_ranks(world, "two")

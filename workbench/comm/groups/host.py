@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workbench.comm.messages.flat import HostGroups
 from workbench.comm.messages.waiting import PeerWatch
-from workbench.comm.shared_memory.gpu_memory import DeviceMemory
+from workbench.comm.shared_memory.gpu_memory import GpuMemory
 from workbench.comm.shared_memory.meeting import SEGMENT_BYTES, SLOT_BYTES, SLOTS, Peers, Staging
 from workbench.comm.shared_memory.segment import Futex, Offer, attach, create, this_host
 
@@ -63,7 +63,7 @@ class HostMemory:
     """
 
     def __init__(
-        self, watch: PeerWatch, wanted: bool, name: str, memory: DeviceMemory | None = None
+        self, watch: PeerWatch, wanted: bool, name: str, memory: GpuMemory | None = None
     ) -> None:
         self._watch = watch
         self._name, self._futex, self._memory = "", Futex(), memory

@@ -65,14 +65,10 @@ class RecordedCall(Protocol):
     """One collective of a group, as a listener knows it; it can be the key of a dict."""
 
     @property
-    def key(self) -> RecordKey:
-        """The row of the record to which it belongs."""
-        ...
+    def key(self) -> RecordKey: ...
 
     @property
-    def number(self) -> int:
-        """Its place in the group's order of collectives, from 1 on."""
-        ...
+    def number(self) -> int: ...
 
 
 class RecordListener(Protocol):

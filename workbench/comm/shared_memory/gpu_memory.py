@@ -7,41 +7,18 @@ a rank whose kernels are not done has not come: `settle` goes before each meetin
 
 import base64
 import json
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class DeviceMemory(Protocol):
-    """Memory of a device, as tensors of bytes that processes share."""
-
-    device: torch.device
-    name: str
-    """The same for two ranks only if they can share it."""
-
-    def make(self, size: int) -> Tensor:
-        """Returns new memory of this rank [size], all zero."""
-
-    def offer(self, memory: Tensor) -> str:
-        """Returns where others find what `make` has made; it stays alive as long as they need."""
-
-    def attach(self, offer: str) -> Tensor:
-        """Returns another rank's memory.
-
-        Raises:
-            RuntimeError: it cannot be opened.
-        """
-
-    def alias(self, memory: Tensor) -> Tensor:
-        """Returns the same memory, of this rank, in a tensor that does not keep it alive."""
-
-    def settle(self) -> None:
-        """Returns when all is done that this thread has asked of the device."""
-
-
 class GpuMemory:
-    """Memory of one GPU."""
+    """Memory of one GPU, as tensors of bytes that processes share.
+
+    Attributes:
+        name: the same for two ranks only if they can share it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -49,18 +26,26 @@ class GpuMemory:
         torch.cuda.ipc_collect()  # what worlds before this one have shared, and others let go
 
     def make(self, size: int) -> Tensor:
+        """Returns new memory of this rank [size], all zero."""
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
 
     def offer(self, memory: Tensor) -> str:
+        """Returns where others find what `make` has made; it stays alive as long as they need."""
         _, *handle = memory.untyped_storage()._share_cuda_()
         return json.dumps([_text(word) if isinstance(word, bytes) else word for word in handle])
 
     def attach(self, offer: str) -> Tensor:
+        """Returns another rank's memory.
+
+        Raises:
+            RuntimeError: it cannot be opened.
+        """
         words = [_bytes(word) if isinstance(word, str) else word for word in json.loads(offer)]
         storage = torch.UntypedStorage._new_shared_cuda(self.device.index or 0, *words)
         return _of(storage)
 
     def alias(self, memory: Tensor) -> Tensor:
+        """Returns the same memory, of this rank, in a tensor that does not keep it alive."""
         storage = memory.untyped_storage()
         return _of(
             torch._C._construct_storage_from_data_pointer(
@@ -69,10 +54,11 @@ class GpuMemory:
         )
 
     def settle(self) -> None:
+        """Returns when all is done that this thread has asked of the device."""
         torch.cuda.current_stream(self.device).synchronize()
 
 
-def memory_of(device: torch.device) -> DeviceMemory | None:
+def memory_of(device: torch.device) -> GpuMemory | None:
     """Returns the memory of a device; None: tensors there are the host's."""
     return GpuMemory(device) if device.type == "cuda" else None
 

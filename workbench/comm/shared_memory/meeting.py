@@ -26,7 +26,7 @@ from workbench.comm.messages.errors import CommError, PeerLost
 from workbench.comm.messages.flat import AsyncOperation, added, blocks, cut, even
 from workbench.comm.messages.recorder import PhaseMark, unheard
 from workbench.comm.messages.waiting import TICK, PeerWatch
-from workbench.comm.shared_memory.gpu_memory import DeviceMemory
+from workbench.comm.shared_memory.gpu_memory import GpuMemory
 from workbench.comm.shared_memory.segment import (
     PAGE,
     Futex,
@@ -72,7 +72,7 @@ class Staging:
         watch: PeerWatch,
         futex: Futex,
         spins: bool,
-        memory: DeviceMemory | None = None,
+        memory: GpuMemory | None = None,
         slots: Sequence[Tensor] | None = None,
     ) -> None:
         self.memory = memory
@@ -482,7 +482,7 @@ def allocate(
 
 def _on_device(
     staging: Staging,
-    memory: DeviceMemory,
+    memory: GpuMemory,
     segments: Sequence[int],
     dtype: torch.dtype,
     what: object,
