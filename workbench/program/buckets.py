@@ -27,11 +27,7 @@ KEEPS_GRADIENT_BYTES = 2**22
 
 @dataclass(frozen=True)
 class Pieces:
-    """What ranks hold of an experiment's weights.
-
-    Attributes:
-        sizes: bytes on each rank, by the name of the parameter or buffer.
-    """
+    """What ranks hold of an experiment's weights."""
 
     names: tuple[str, ...]
     sizes: dict[str, Counts]
@@ -126,11 +122,7 @@ class Bucket:
 
 @dataclass(frozen=True, eq=False)
 class Buckets:
-    """Those of all ranks.
-
-    Attributes:
-        of_place: the buckets of each place.
-    """
+    """Those of all ranks."""
 
     of_place: tuple[tuple[Bucket, ...], ...]
     place: Counts
@@ -169,11 +161,7 @@ class Buckets:
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """One bucket of each rank; see `Buckets.columns`.
-
-    Attributes:
-        of_place: the bucket of each place; None: no bucket.
-    """
+    """One bucket of each rank; see `Buckets.columns`."""
 
     group_size: int
     number: int

@@ -72,11 +72,7 @@ class Exchange(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """An all-reduce that is started, and goes on beside what follows.
-
-    Attributes:
-        buffer: whether what is summed lies in memory made for it, shared where ranks share.
-    """
+    """An all-reduce that is started, and goes on beside what follows."""
 
     algorithm: Algorithm
     buffer: bool
@@ -167,11 +163,7 @@ _FP64 = 8
 
 
 class Collectives:
-    """Gives the collectives of a program's instructions.
-
-    Args:
-        world_size: the size of the world, for which these ranks may stand.
-    """
+    """Gives the collectives of a program's instructions."""
 
     def __init__(self, experiment: Experiment, operations: Operations, world_size: int) -> None:
         self.experiment, self.operations, self.world_size = experiment, operations, world_size

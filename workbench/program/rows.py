@@ -204,12 +204,7 @@ Groups = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class HostLayout:
-    """Ranks on hosts, in their order: the first ones on the first host, and so on.
-
-    Attributes:
-        ranks: how many each host has; they share its memory. A rank that shares none is a host of
-            its own.
-    """
+    """Ranks on hosts, in their order: the first ones on the first host, and so on."""
 
     ranks: tuple[int, ...]
 

@@ -48,13 +48,7 @@ _HEAD = ("", "instruction", "of", "how", "communicates", "when")
 
 
 class Line(NamedTuple):
-    """One instruction.
-
-    Attributes:
-        how: scheme, layout, algorithm.
-        communicates: its collectives, and elements of the rank that has most.
-        when: the pass that it is in, what it comes after, who awaits it.
-    """
+    """One instruction."""
 
     number: str
     word: str

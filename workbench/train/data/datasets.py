@@ -83,7 +83,6 @@ class Drawn:
     """One split of samples that are drawn when they are asked for, each seeded by its number.
 
     Args:
-        data: how many samples there are; the test split has a quarter as many, all new.
         part: the number of the input among the model's.
     """
 
@@ -408,11 +407,7 @@ def _decoded(path: str, mode: str, size: tuple[int, int]) -> Tensor:
 
 
 class Masks(Drawn):
-    """One split: each line of a sample's last dimension is true up to a random length, at least 1.
-
-    Args:
-        shape: the shape of one sample; of () a sample is either truth.
-    """
+    """One split: each line of the last dimension is true up to a random length, at least 1."""
 
     def __init__(
         self,
@@ -515,9 +510,6 @@ def open_data(
     per_token: bool = False,
 ) -> Dataset:
     """The data set that a value names, fitted to a model.
-
-    Args:
-        per_token: whether it scores classes for each token, so that labels are the next tokens.
 
     Raises:
         DataError: the files are not there, or the data does not fit the model.

@@ -94,10 +94,6 @@ class Streamed(Dataset[Any]):
 
     To read one that lies behind, the epoch begins anew; its `set_epoch`, if it has that, is called
     before.
-
-    Args:
-        data: the data set, which gives a new iterator each time that it is asked.
-        length: how many samples an epoch has.
     """
 
     def __init__(self, data: Any, length: int, seed: int, name: str) -> None:

@@ -56,11 +56,6 @@ class DeviceMeasured:
 
     Attributes:
         recomputed_s: the seconds that it costs besides to compute a small layer again.
-        update_s_per_byte: the seconds of an update for each byte of parameters, by the optimizer's
-            kind.
-        coding_s_per_byte: the seconds of encoding and decoding for each byte of a tensor, by the
-            codec's name.
-        library_bytes: the bytes that libraries keep for themselves once they have computed.
     """
 
     bandwidth: float
@@ -73,11 +68,7 @@ class DeviceMeasured:
 
 
 def device(config: RankConfig, experiment: Experiment, *, within_s: float) -> DeviceMeasured:
-    """Measures the devices of the ranks of an experiment's plan.
-
-    Args:
-        within_s: seconds for all figures; each is repeated a few times at least.
-    """
+    """Measures the devices of the ranks of an experiment's plan."""
     with World.open(config) as world:
         spec = ("calibration", tuple(range(world.size)))
         group = world.groups([spec])[spec]

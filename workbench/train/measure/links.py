@@ -145,7 +145,6 @@ class Timed:
     """One collective on this rank.
 
     Attributes:
-        op: the collective, as `plan.machine.link.Curve` names it.
         received: bytes that came to this rank; a root gets none.
         rounds: the exchanges that followed each other.
         added: bytes that this rank added up.
@@ -176,11 +175,7 @@ def families(world_size: int) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def links(config: RankConfig, experiment: Experiment, *, within_s: float) -> LinksMeasured:
-    """Measures collectives between the ranks of an experiment's plan.
-
-    Args:
-        within_s: seconds for all of it; each collective is repeated a few times at least.
-    """
+    """Measures collectives between the ranks of an experiment's plan."""
     with World.open(config) as world:
         parted = families(world.size)
         everyone = (_EVERYONE, tuple(range(world.size)))
@@ -313,9 +308,6 @@ def trace_sums(
 
     All ranks leave a meeting together before each sum. Of several the trace is of the one whose
     slowest rank took the median time; one more has warmed up.
-
-    Args:
-        times: how many sums, odd.
 
     Returns:
         Of the same sum on every rank.

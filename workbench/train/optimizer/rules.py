@@ -102,11 +102,7 @@ class Rules:
             yield from ((stored_as(kind), name, tensor) for kind, tensor in states.items())
 
     def load(self, read: Callable[[str, str], Tensor]) -> None:
-        """Puts back what was remembered.
-
-        Args:
-            read: (state, name) -> this rank's piece of that state.
-        """
+        """Puts back what was remembered."""
         for kind, name, tensor in self.named():
             tensor.copy_(read(kind, name))
 

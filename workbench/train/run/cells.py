@@ -44,7 +44,6 @@ class Cell:
     """What ranks run.
 
     Attributes:
-        ranks: the ranks that run it; the others do nothing.
         anew: whether world, groups and model are made again before: the ranks parted in the cell
             before.
     """
@@ -60,7 +59,6 @@ class Ending:
 
     Attributes:
         value: the value of the last expression, as text; None where there is none.
-        error: "KeyError: 'x'", or "".
     """
 
     state: State

@@ -27,11 +27,7 @@ from workbench.plan.experiment.metrics import Row
 
 @dataclass(frozen=True)
 class Reading:
-    """What a `PeakMeter` saw over one window.
-
-    Attributes:
-        peak_bytes: the highest sum of live tensor bytes at any moment of the window.
-    """
+    """What a `PeakMeter` saw over one window."""
 
     peak_bytes: int
     live_bytes: int

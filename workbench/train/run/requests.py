@@ -52,7 +52,6 @@ class CarriedOut:
     """What became of a request.
 
     Attributes:
-        step: steps made before it.
         seconds: the seconds that it took on the slowest rank.
         received_bytes: the bytes of weights and optimizer state that a re-cut brought to each rank.
         before: the learning rate until then, if another was asked for.

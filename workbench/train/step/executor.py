@@ -48,11 +48,7 @@ class StepResult:
     """What one step did, before its gradients are applied.
 
     Attributes:
-        loss: this rank's part of the mean loss.
-        samples: the samples of the whole batch.
         seconds: the time from the first row's loading until the ranks are to agree.
-        blocked_s: the part of it that was spent waiting in collectives.
-        batches: what it ran on.
         outputs: the outputs of the last micro-batch, as the plan's flow lays them.
     """
 

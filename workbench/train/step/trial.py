@@ -493,7 +493,6 @@ class _Sum:
 
     Attributes:
         gradients: the sum's for each output [rows, ...]; zeros for one that it does not depend on.
-        depends: whether it depends on an output.
     """
 
     rows: int

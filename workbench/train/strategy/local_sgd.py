@@ -38,13 +38,7 @@ from workbench.train.step.state import OutOfOrder, StepFunction, Strategy
 
 @dataclass(frozen=True)
 class Mean:
-    """What one group averages.
-
-    Attributes:
-        tensors: the tensors, of any shapes and floating dtypes, the same on all ranks; changed in
-            place.
-        part: this rank's weight; those of the group add up to 1.
-    """
+    """What one group averages."""
 
     tensors: Sequence[Tensor]
     part: float

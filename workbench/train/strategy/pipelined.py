@@ -57,10 +57,6 @@ class PipelinedStrategy(Strategy):
     """Moves the weights by sums that are `late` steps old.
 
     Parameters without replicas wait as long as the others, so that all are equally late.
-
-    Args:
-        left: the gradients in flight from the session before, the oldest first; no more than
-            steps are late.
     """
 
     def __init__(

@@ -61,8 +61,6 @@ class SynchronousStrategy(Strategy):
     of the ranks that share a piece goes on from the sum, and the others from nothing.
 
     Args:
-        updater: the updater of its pieces. What has no gradient does not move, so that it serves
-            weights that step apart.
         left: sums of steps before, to which gradients are added; one at most.
     """
 

@@ -31,12 +31,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Computed:
-    """One thing that a rank computed.
-
-    Attributes:
-        label: the layer; of a conversion, the layer that it was made for.
-        conversion: its name; empty for a layer.
-    """
+    """One thing that a rank computed."""
 
     what: What
     label: str
@@ -144,13 +139,7 @@ _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.json")
 
 @dataclass(frozen=True)
 class Sample:
-    """One step of one rank.
-
-    Attributes:
-        rows: the rows of every rank of the world, in each of the step's micro-batches.
-        since_s: seconds from the status all-reduce of the step before to the step's beginning; 0
-            for the first step of a session.
-    """
+    """One step of one rank."""
 
     step: int
     rank: int

@@ -300,11 +300,7 @@ class Tracer:
         return "", ""
 
     def _await(self, label: str, conversion: str, outputs: Any, made: int) -> None:
-        """Sees to it that the backward pass of what gave `outputs` is noticed when it begins.
-
-        Args:
-            made: the number of autograd's first node that is its own.
-        """
+        """Sees to it that the backward pass of what gave `outputs` is noticed when it begins."""
 
         def begin(_gradients: tuple[Tensor | None, ...]) -> None:
             if not self._in_backward:
@@ -372,11 +368,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 class Traces:
-    """Traces steps of one rank, and writes what they took.
-
-    Args:
-        every: steps from one that is traced to the next; 0: none is.
-    """
+    """Traces steps of one rank, and writes what they took."""
 
     def __init__(
         self, directory: Path, rank: int, every: int, tracer: Callable[[], Tracer]

@@ -50,9 +50,6 @@ def compare_in(
     """Trains this rank's part as one process did, and compares.
 
     Args:
-        world: this rank's place.
-        experiment: the experiment that `write_reference` had.
-        weights: the weights that it started from.
         reference: the entries that it wrote.
         repeat: whether to train twice, which is to leave the same bits.
 

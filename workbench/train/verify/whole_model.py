@@ -183,9 +183,6 @@ def place_draws(model: nn.Module, graph: Graph, context: BatchContext) -> None:
 
     A module draws as its layers do, call by call. All else that draws are functions, whose draws
     come in the order in which they were traced.
-
-    Args:
-        graph: the traced model, in the mode in which `model` is run.
     """
     modules = dict(model.named_modules())
     calls: dict[str, list[Layer]] = {}
