@@ -5,24 +5,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tests.train.runs import pieces_of
+from tests.train.runs import pieces_of, started
 from workbench.comm.all_reduce import all_reduce
 from workbench.comm.groups.world import World
 from workbench.plan.experiment.experiment import Experiment, Pipelined, Synchronous
-from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.rank import RankState
 from workbench.train.step.executor import Stepper
 from workbench.train.strategy.strategy import OwnGradients
 
 Weights = dict[str, Tensor]
-
-
-def started(world: World, experiment: Experiment, weights: Path, resume: Path | None = None):
-    groups = world.groups(group_specs_of(experiment.plan))
-    return RankState.start(experiment, world, groups, weights, resume)
-
-
-def values(state: RankState) -> Weights:
-    return pieces_of(state)
 
 
 def serially(world: World, experiment: Experiment, weights: Path) -> list[Weights]:
@@ -50,7 +41,7 @@ def serially(world: World, experiment: Experiment, weights: Path) -> list[Weight
                     g, moved = sums[old][name], parameter.detach() - places[old][name]
                     parameter.grad = g + sync.compensation_lambda * g * g * moved
             state.updater.step()
-        found.append(values(state))
+        found.append(pieces_of(state))
     return found
 
 
@@ -69,7 +60,7 @@ def stepwise(
     for step in range(experiment.steps):
         state.stepper.run(step)
         state.stepper.update()
-        found.append(values(state))
+        found.append(pieces_of(state))
     state.strategy.settle()
     rows = world.recorder.rows()
     return found, state.notes, [(r.op, r.layer, r.calls, r.messages, r.bytes) for r in rows]

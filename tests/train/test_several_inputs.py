@@ -9,10 +9,7 @@ from torch.testing import assert_close
 
 from tests.layers.several import NETS, Fused, Joined, Placed
 from tests.oracle.running import Leg, on
-from tests.train.runs import started
-from workbench.client.verifying import merge
-from workbench.comm.groups.world import RankConfig
-from workbench.layers.cut_model import CutModel
+from tests.train.runs import verified
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.plan.experiment.experiment import SGD, Adam, Experiment, Synthetic
@@ -23,9 +20,6 @@ from workbench.train.checkpoint.checkpoint import state_dict
 from workbench.train.data.datasets import open_for
 from workbench.train.data.feed import rows_of_step
 from workbench.train.run.requests import RunRequests
-from workbench.train.step.loss import own_rows
-from workbench.train.verify.verify import compare
-from workbench.train.verify.whole_model import write_reference
 
 SAMPLES, BATCH = 14, 7
 RANKS = 3
@@ -55,7 +49,7 @@ def experiment(net, plan, **more):
 
 
 def whole(net, run):
-    """Outputs of the last step, the gradients, and the loss, of plain torch."""
+    """The loss of the last step, and the weights after it, of plain torch."""
     model, data = made(net).double(), open_for(run.plan.graph, run.data, "train", run.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(run.steps):
@@ -66,61 +60,20 @@ def whole(net, run):
         loss = F.cross_entropy(scores, wanted)
         optimizer.zero_grad()
         loss.backward()
-        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
         optimizer.step()
-    return outputs.detach(), gradients, loss.item(), dict(model.named_parameters())
+    return loss.item(), dict(model.named_parameters())
 
 
-def split(world, run, weights):
-    """The same of one rank, with where its pieces lie."""
-    state = started(world, run, weights)
-    for step in range(2):
-        result = state.stepper.run(step)
-        gradients = {n: _gradient(p) for n, p in state.model.trainable().items()}
-        state.stepper.update()
-    (batch,) = result.batches
-    mine = own_rows(state.model, run.plan.graph.outputs[0], result.outputs[0])
-    pieces = {n: p.detach().clone() for n, p in state.model.trainable().items()}
-    assert isinstance(state.model, CutModel)
-    return mine, batch.rows, gradients, result.loss, pieces
+CASES = [(net, kind) for net in NETS for kind in PLANS if kind != "rounds"]
 
 
-def _gradient(piece):
-    return torch.zeros_like(piece) if piece.grad is None else piece.grad.clone()
-
-
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("kind", [kind for kind in PLANS if kind != "rounds"])
+@pytest.mark.parametrize(("net", "kind"), [*CASES, (Joined, "rounds")])
 def test_every_value_is_that_of_one_process(on_ranks, tmp_path, net, kind):
+    """In rounds, both inputs are in the head, and the tail reads none."""
     graph = trace(made(net), inputs=net.INPUTS)
-    run = experiment(net, PLANS[kind](graph))
-    weights = initialize(graph, 0, tmp_path, module=made(net))
-    outputs, gradients, loss, after = whole(net, run)
-    ranks = on_ranks(RANKS, split, run, weights)
-    rows = ranks[0][1]
-    assert sum(rank[3] for rank in ranks) == pytest.approx(loss, rel=1e-12)
-    for rank, (mine, _, grads, _, pieces) in enumerate(ranks):
-        assert_close(mine, outputs[sum(rows[:rank]) :][: rows[rank]], rtol=1e-10, atol=1e-12)
-        for name, placed in run.plan.flow.weights.items():
-            cut = placed.placement
-            for found, expected in ((grads, gradients), (pieces, after)):
-                piece = expected[name]
-                if hasattr(cut, "span"):
-                    piece = piece.narrow(cut.dim, *cut.span(rank % placed.group_size))
-                assert_close(found[name], piece, rtol=1e-10, atol=1e-12)
-
-
-def test_rounds_of_what_is_behind_one_gather(on_ranks, tmp_path):
-    """Both inputs are in the head; the tail reads none."""
-    graph = trace(made(Joined), inputs=Joined.INPUTS)
-    run = experiment(Joined, PLANS["rounds"](graph))
-    weights = initialize(graph, 0, tmp_path, module=made(Joined))
-    _, gradients, loss, _ = whole(Joined, run)
-    ranks = on_ranks(RANKS, split, run, weights)
-    assert sum(rank[3] for rank in ranks) == pytest.approx(loss, rel=1e-12)
-    for rank in ranks:
-        assert_close(rank[2]["a.weight"], gradients["a.weight"], rtol=1e-10, atol=1e-12)
-        assert_close(rank[2]["b.weight"], gradients["b.weight"], rtol=1e-10, atol=1e-12)
+    found = verified(on_ranks, tmp_path, experiment(net, PLANS[kind](graph)), made(net))
+    assert found.exact, found
+    assert {d.name for d in found.differences if d.what == "weight"} == set(graph.trainable)
 
 
 def test_what_is_behind_the_gather_may_not_read_another_input_in_rounds():
@@ -142,20 +95,12 @@ class Samples(torch.utils.data.Dataset):
         return {"ids": ids[:-1], "mask": torch.arange(5) < 1 + index % 5}, ids[1:]
 
 
-def held(config: RankConfig, run, start, reference):
-    return compare(config, run, weights=start, reference=reference)[0]
-
-
 @pytest.mark.parametrize("kind", ["rows", "hybrid"])
 def test_own_data_of_several_inputs_is_verified(on_ranks, tmp_path, kind):
     graph = trace(made(Fused), inputs=Fused.INPUTS)
     data = TorchData(train=Samples(), test=Samples())
     run = experiment(Fused, PLANS[kind](graph), data=data, optimizer=Adam(lr=0.01), accumulate=2)
-    weights = initialize(graph, 0, tmp_path, module=made(Fused))
-    start, reference = tmp_path / "start.safetensors", tmp_path / "reference.safetensors"
-    write_reference(run, weights, start, reference)
-    found = on_ranks.seated(RANKS, held, run, start, reference)
-    assert merge(run, found).exact
+    assert verified(on_ranks, tmp_path, run, made(Fused)).exact
 
 
 class Listed(torch.utils.data.Dataset):
@@ -195,8 +140,8 @@ def test_a_run_goes_on_under_another_plan(on_ranks, tmp_path, net, way):
     expected = [whole(net, run.replace(steps=count + 1)) for count in range(run.steps)]
     assert [len({rank.rows for rank in ranks}) for ranks in seen] == [1] * run.steps
     assert seen[0][0].rows != seen[1][0].rows, "the second step is under the other plan"
-    for ranks, (_, _, loss, _) in zip(seen, expected, strict=True):
+    for ranks, (loss, _) in zip(seen, expected, strict=True):
         assert ranks[0].loss == pytest.approx(loss, rel=1e-12)
     values = state_dict(Path(outcome.checkpoint), graph)
-    for name, parameter in expected[-1][3].items():
+    for name, parameter in expected[-1][1].items():
         assert_close(values[name].double(), parameter.detach(), rtol=1e-10, atol=1e-12)

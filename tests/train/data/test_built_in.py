@@ -294,11 +294,6 @@ def test_folder_images_are_decoded_only_when_asked_for(folder, tmp_path):
         data.batch(torch.tensor([2]))
 
 
-def test_folder_that_is_missing(tmp_path):
-    with pytest.raises(DataError, match=r"no class folders in .*/no/train; ImageFolder needs"):
-        open_data(ImageFolder(root=str(tmp_path / "no")), (Input(RGB),), 3, "train")
-
-
 def test_the_order_in_which_folders_are_listed_does_not_matter(folder, monkeypatch):
     listed = Path.iterdir
     monkeypatch.setattr(
@@ -307,22 +302,27 @@ def test_the_order_in_which_folders_are_listed_does_not_matter(folder, monkeypat
     assert open_data(folder, (Input(RGB),), 3, "test").num_classes == 3
 
 
-def test_folder_without_a_test_split(folder, tmp_path):
-    (tmp_path / "test").rename(tmp_path / "val")
-    with pytest.raises(DataError, match=r"no class folders in .*/test; ImageFolder needs"):
-        open_data(folder, (Input(RGB),), 3, "train")
-
-
-def test_folder_whose_splits_differ(folder, tmp_path):
-    (tmp_path / "test" / "class2").rename(tmp_path / "test" / "class9")
-    with pytest.raises(DataError, match="in one of them only: class2, class9"):
-        open_data(folder, (Input(RGB),), 3, "train")
-
-
-def test_folder_with_an_empty_class(folder, tmp_path):
-    for file in (tmp_path / "train" / "class0").iterdir():
-        file.unlink()
-    with pytest.raises(DataError, match="no valid file for the classes class0"):
+@pytest.mark.parametrize(
+    ("spoilt", "text"),
+    [
+        (lambda root: (root / "train").rename(root / "no"), "no class folders in .*/train; Image"),
+        (
+            lambda root: (root / "test").rename(root / "val"),
+            "no class folders in .*/test; Image",
+        ),
+        (
+            lambda root: (root / "test" / "class2").rename(root / "test" / "class9"),
+            "in one of them only: class2, class9",
+        ),
+        (
+            lambda root: [file.unlink() for file in (root / "train" / "class0").iterdir()],
+            "no valid file for the classes class0",
+        ),
+    ],
+)
+def test_folders_that_are_not_as_they_must_be(folder, tmp_path, spoilt, text):
+    spoilt(tmp_path)
+    with pytest.raises(DataError, match=text):
         open_data(folder, (Input(RGB),), 3, "train")
 
 

@@ -182,14 +182,6 @@ def test_gradients_of_the_step_before_are_forgotten(weights):
         torch.testing.assert_close(parameter.grad, first[name])
 
 
-def test_a_norm_is_clipped_before_weights_move(weights):
-    state = started(weights, optimizer=SGD(lr=1.0), clip_norm=0.01)
-    before = pieces_of(state)
-    _, after = trained(state, 1)
-    moved = sum(float((after[name] - before[name]).square().sum()) for name in before) ** 0.5
-    assert moved == pytest.approx(0.01, rel=1e-3)
-
-
 def keep_going(state, steps):
     for step in steps:
         state.stepper.run(step)
@@ -239,37 +231,6 @@ def test_a_rank_goes_on_under_a_plan(weights, fields):
     after = under(state, Plan.data_parallel(GRAPH, 1), 3)
     found = keep_going(after, range(3, 6))
     assert all(torch.equal(found[name], piece) for name, piece in expected.items())
-
-
-def test_averaged_weights_follow_those_that_move(weights):
-    state = started(weights, ema=0.75)
-    seen = [pieces_of(state)]
-    seen += [keep_going(state, [step]) for step in range(2)]
-    with state.updater.averaged():
-        found = pieces_of(state)
-    for name, (first, second, third) in {n: [each[n] for each in seen] for n in found}.items():
-        mean = 0.75 * (0.75 * first + 0.25 * second) + 0.25 * third
-        torch.testing.assert_close(found[name], mean)
-    now = state.model.pieces()
-    assert all(torch.equal(now[name].detach(), piece) for name, piece in seen[-1].items())
-
-
-def test_a_rank_follows_its_schedule(weights):
-    """Without momentum, weights of half the rate move half as far."""
-    halved = LRScheduler("StepLR", step_size=1, gamma=0.5)
-    plain_one, other = (
-        started(weights, optimizer=SGD(lr=0.1), schedule=schedule) for schedule in (None, halved)
-    )
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(
-            keep_going(plain_one, [0]).values(), keep_going(other, [0]).values(), strict=True
-        )
-    )
-    before = {name: p.detach().clone() for name, p in other.model.pieces().items()}
-    far, near = keep_going(plain_one, [1]), keep_going(other, [1])
-    for name, start in before.items():
-        torch.testing.assert_close(2 * (near[name] - start), far[name] - start)
 
 
 @pytest.mark.parametrize("batch_size", [2, 5, 8])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.train.recurrence import started, stepwise
-from tests.train.runs import same, session, trained
+from tests.train.recurrence import stepwise
+from tests.train.runs import same, session, started, trained
 from tests.train.small import GRAPH
 from workbench.plan.experiment.experiment import (
     SGD,
