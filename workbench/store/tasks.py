@@ -36,10 +36,8 @@ TASKS: Mapping[str, Task] = {
     "layers": Task("train", "measure.layers:layers", ("rows", "within_s")),
     "trace_sums": Task("train", "measure.links:trace_sums", ("numel", "times")),
     "recorded_sums": Task("train", "measure.links:recorded_sums", ("lengths",)),
-    "own_strategy": Task(
-        "train", "verify.own_strategy:observed", ("directory", "cut", "saved_after")
-    ),
-    "cut_weights": Task("train", "verify.own_strategy:cut_weights"),
+    "own_strategy": Task("train", "verify.verify:observed", ("directory", "cut", "saved_after")),
+    "cut_weights": Task("train", "verify.verify:cut_weights"),
 }
 
 

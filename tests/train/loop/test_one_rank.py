@@ -37,7 +37,7 @@ from workbench.train.data.reading import DataError
 from workbench.train.run.rank import RankState, group_specs_of
 from workbench.train.run.reshard import under
 from workbench.train.run.scoring import evaluate
-from workbench.train.verify.own_strategy import in_one_process
+from workbench.train.verify.whole_model import in_one_process
 
 
 class World(Alone):

@@ -18,7 +18,8 @@ from workbench.predict.traffic.traffic import traffic_of
 from workbench.program.step import program_of
 from workbench.store.errors import RunError
 from workbench.train.optimizer.rules import try_out
-from workbench.train.verify.own_strategy import Observed, in_one_process
+from workbench.train.verify.verify import Observed
+from workbench.train.verify.whole_model import in_one_process
 
 _TOLERANCE = 1e-9
 _INPUTS, _CLASSES, _ROWS = 6, 5, 3

@@ -1,5 +1,6 @@
 """Holds one rank of the split model against what one process computed."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,17 +18,21 @@ from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.io.files import write_whole
 from workbench.plan.placement.placement import Replicate, Shard
+from workbench.plan.plans.plan import Plan
+from workbench.train.checkpoint.saver import Saver, parts
 from workbench.train.data.collated import Batch
 from workbench.train.data.datasets import Dataset
 from workbench.train.data.reading import EVALUATION
 from workbench.train.optimizer.rules import is_of_strategy
 from workbench.train.optimizer.state import entry
+from workbench.train.run.loop import agree
 from workbench.train.run.rank import RankState, group_specs_of
+from workbench.train.run.reshard import under
 from workbench.train.run.scoring import evaluate
 from workbench.train.step.executor import StepResult
 from workbench.train.step.loss import OwnLoss, Seen, average_statistics, own_rows
 from workbench.train.verify.verification import TOLERANCE, Difference
-from workbench.train.verify.whole_model import write_reference
+from workbench.train.verify.whole_model import Weights, write_reference
 
 __all__ = ["compare", "write_reference"]
 
@@ -290,3 +295,154 @@ def _relative(off: float, scale: float) -> float:
     if off == 0.0:
         return 0.0
     return off / scale if off == off and scale > 0 else float("inf")
+
+
+_CLOSE = 1e-9
+
+Rows = tuple[tuple[str, str, str, str, int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one rank saw.
+
+    Attributes:
+        digests: the digest of its weights after each step in which replicas are to be equal; else
+            "".
+        goes_on: whether a run that resumed from a checkpoint left the same bits as the run that
+            wrote it; and, where gradients are exchanged, whether that run left the same weights as
+            one without checkpoints.
+        resharded: whether the pieces under another plan were of the same weights and states.
+    """
+
+    traffic: tuple[Rows, ...]
+    digests: tuple[str, ...]
+    weights: Mapping[str, Any]
+    goes_on: bool
+    resharded: bool
+
+
+def observed(
+    config: RankConfig,
+    experiment: Experiment,
+    weights: Path,
+    directory: Path,
+    cut: str,
+    saved_after: int,
+) -> Observed:
+    """Trains under a plan that has all weights on each rank; every rank calls it."""
+    with World.open(config) as world:
+        groups = world.groups(group_specs_of(experiment.plan))
+
+        def started(resume: Path | None = None) -> RankState:
+            return RankState.start(experiment, world, groups, weights, resume)
+
+        state, traffic, digests = started(), list[Rows](), list[str]()
+        for step in range(experiment.steps):
+            world.recorder.reset()
+            _step(state, step)
+            state.strategy.rest()
+            traffic.append(tuple(row.counts for row in world.recorder.rows()))
+            digests.append(_digest(state) if state.strategy.is_settled else "")
+        found = _ended(state)
+
+        state = started()
+        _steps(state, range(saved_after))
+        state.strategy.settle()
+        saver = Saver(directory, state.everyone)
+        strategy = state.strategy
+        part, files = parts(
+            saved_after,
+            state.model,
+            state.updater,
+            in_flight=strategy.in_flight,
+            residuals=strategy.residuals,
+        )
+        saver.begin(saved_after, part, files, experiment)
+        saver.finish()
+        _steps(state, range(saved_after, experiment.steps))
+        went_on, resumed = _ended(state), started(saver.newest)
+        _steps(resumed, range(saved_after, experiment.steps))
+        again = _ended(resumed)
+        saver.close()
+
+        state = started()
+        _steps(state, range(saved_after))
+        state.strategy.settle()
+        before = _remembered(state)
+        after = under(state, Plan.from_toml(cut), saved_after)
+        resharded = _are_pieces(after, before)
+        after.stepper.feed.close()
+    goes_on = all(torch.equal(again[name], tensor) for name, tensor in went_on.items())
+    if not experiment.sync.timing.of_weights:
+        both = zip(went_on.values(), found.values(), strict=True)
+        goes_on &= all(torch.allclose(a, b, rtol=_CLOSE, atol=_CLOSE) for a, b in both)
+    listed = {name: tensor.tolist() for name, tensor in found.items()}
+    return Observed(tuple(traffic), tuple(digests), listed, goes_on, resharded)
+
+
+def _steps(state: RankState, steps: range) -> None:
+    for step in steps:
+        _step(state, step)
+
+
+def _step(state: RankState, step: int) -> None:
+    result = state.stepper.run(step)
+    agree(state.everyone, result.loss, False, result.blocked_s)
+    state.stepper.update()
+
+
+def _ended(state: RankState) -> Weights:
+    state.strategy.settle()
+    state.stepper.feed.close()
+    return {name: piece.detach().clone() for name, piece in state.model.pieces().items()}
+
+
+def _digest(state: RankState) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for piece in state.model.pieces().values():
+        digest.update(piece.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _remembered(state: RankState) -> Weights:
+    """This rank's pieces of weights, and of what is remembered of each element."""
+    known = state.updater.remembered
+    names = {entry(kind, name) for name in known for kind in known[name].elements}
+    held = state.updater.state(names)
+    pieces = state.model.pieces() | {name: held[name] for name in names if name in held}
+    return {name: piece.detach().clone() for name, piece in pieces.items()}
+
+
+def _are_pieces(state: RankState, whole: Weights) -> bool:
+    found = _remembered(state)
+    for name, piece in found.items():
+        placed = state.model.placements[name.split("/", 2)[-1]]
+        expected = whole[name]
+        if isinstance(placed.placement, Shard):
+            span = placed.placement.span(state.world.rank % placed.group_size)
+            expected = expected.narrow(placed.placement.dim, *span)
+        if not torch.equal(piece, expected):
+            return False
+    return True
+
+
+Piece = tuple[str, Any, tuple[int, int, int] | None]
+"""A weight's name, this rank's values, and (dim, start, length) of them; None: all."""
+
+
+def cut_weights(config: RankConfig, experiment: Experiment, weights: Path) -> list[Piece]:
+    """This rank's weights in the end, under any plan; every rank calls it."""
+    found: list[Piece] = []
+    with World.open(config) as world:
+        groups = world.groups(group_specs_of(experiment.plan))
+        state = RankState.start(experiment, world, groups, weights, None)
+        _steps(state, range(experiment.steps))
+        placements = state.model.placements
+        for name, piece in _ended(state).items():
+            placed, span = placements[name], None
+            if isinstance(placed.placement, Shard):
+                index = world.rank % placed.group_size
+                span = (placed.placement.dim, *placed.placement.span(index))
+            found.append((name, piece.tolist(), span))
+    return found

@@ -11,6 +11,7 @@ twice, a norm cut in the wrong place or a gradient that never arrives would chan
 """
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from functools import partial
@@ -35,7 +36,9 @@ from workbench.model.tracing.inputs import called_whole
 from workbench.model.weights.files import write_tensors
 from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import CrossEntropy, Experiment, Loss, TorchData
+from workbench.plan.experiment.sync import Strategy
 from workbench.plan.graph.graph import Graph, Layer
+from workbench.plan.placement.placement import apportion
 from workbench.plan.plans.plan import Plan
 from workbench.program.rows import micro_batches
 from workbench.train.data.datasets import open_for, order_seed
@@ -522,3 +525,145 @@ def trained_on(outputs: object) -> tuple[Tensor, ...]:
         (outputs,) if isinstance(outputs, Tensor) else cast("tuple[Tensor | None, ...]", outputs)
     )
     return tuple(output for output in given if output is not None)
+
+
+Weights = dict[str, Tensor]
+
+
+def in_one_process(experiment: Experiment, module: nn.Module) -> Weights:
+    """The weights in the end, by a strategy's methods and plain torch alone; SGD, fp64.
+
+    The loop knows nothing of programs, buckets or groups: it has a copy of the model for each
+    replica, and calls the strategy's own methods where `Strategy` says that they are called.
+    """
+    return _Replicas(experiment, module).trained()
+
+
+class _Replicas:
+    def __init__(self, experiment: Experiment, module: nn.Module) -> None:
+        self.experiment, self.timing = experiment, experiment.sync.timing
+        self.strategy: Strategy = experiment.sync.strategy
+        world = experiment.plan.world_size if self.timing.of_weights else 1
+        self.copies = [deepcopy(module).double() for _ in range(world)]
+        options = experiment.optimizer.options
+        self.optimizers = [torch.optim.SGD(m.parameters(), **options) for m in self.copies]
+        self.states = self._begun()
+        self.flying: deque[tuple[list[Tensor], list[Tensor]]] = deque()
+        self.added: list[Tensor] = []
+        self.since = [0] * world
+        self.data = open_for(experiment.plan.graph, experiment.data, "train")
+
+    def trained(self) -> Weights:
+        """All steps, and the averaging that a run ends with."""
+        for step in range(self.experiment.steps):
+            if step == self.timing.warmup:
+                self.states = self._begun()
+            if self.timing.of_weights:
+                self._on_weights(step)
+            else:
+                self._on_gradients(step)
+        if any(self.since):
+            self._average(keeps_state=True)
+        return {name: p.detach() for name, p in self.copies[0].named_parameters()}
+
+    def _begun(self) -> list[dict[str, Tensor]]:
+        return [
+            {
+                kind: p.clone() if first == "weight" else torch.full_like(p, first)
+                for kind, first in self.timing.remembers.items()
+            }
+            for p in (each.detach() for each in self.copies[0].parameters())
+        ]
+
+    def _gradients(self, model: nn.Module, order: Tensor) -> list[Tensor]:
+        """Those of a sum over rows."""
+        inputs, targets = self.data.batch(order)
+        batch = [x.double() if x.is_floating_point() else x for x in listed(inputs)]
+        scores = called_whole(model, self.experiment.plan.graph.inputs, batch)
+        loss = F.cross_entropy(scores, targets, reduction="sum")
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    def _order(self, step: int) -> Tensor:
+        samples, size = len(self.data), self.experiment.batch_size
+        return rows_of_step(samples, size, self.experiment.seed, step)
+
+    @torch.no_grad()
+    def _ruled(self, step: int, index: int, grads: list[Tensor], then: list[Tensor]) -> None:
+        """Moves the weights of one copy."""
+        parameters = list(self.copies[index].parameters())
+        warm = step < self.timing.warmup
+        for p, grad, at, state in zip(parameters, grads, then, self.states, strict=True):
+            given = grad.clone()
+            if self.timing.adjusts and not warm:
+                given = self.strategy.gradient(step, given, p.detach(), at, state)
+            p.grad = given.clone()
+        self.optimizers[index].step()
+
+    def _on_gradients(self, step: int) -> None:
+        (model,), timing, order = self.copies, self.timing, self._order(step)
+        grads = [g / len(order) for g in self._gradients(model, order)]
+        now = [p.detach() for p in model.parameters()]
+        then = [p.clone() for p in now]
+        if step < timing.warmup:
+            self._ruled(step, 0, grads, now)
+            return
+        if timing.late:
+            self.flying.append((grads, then))
+            if len(self.flying) <= timing.late:
+                return
+            grads, then = self.flying.popleft()
+        if timing.adds_up:
+            added = self.added or [torch.zeros_like(g) for g in grads]
+            self.added = [a + g for a, g in zip(added, grads, strict=True)]
+            if (step + 1) % timing.every:
+                return
+            grads, self.added = self.added, []
+        self._ruled(step, 0, grads, then if timing.keeps_weights else now)
+
+    def _on_weights(self, step: int) -> None:
+        order, world = self._order(step), len(self.copies)
+        rows = apportion(len(order), (1,) * world)
+        every = [
+            self._gradients(model, own)
+            for model, own in zip(self.copies, order.split(list(rows)), strict=True)
+        ]
+        warm = step < self.timing.warmup
+        sums = [sum(of) / len(order) for of in zip(*every, strict=True)]
+        for index, (own, count) in enumerate(zip(every, rows, strict=True)):
+            grads = sums if warm else [g / max(1, count) for g in own]
+            self._ruled(step, index, grads, [p.detach() for p in self.copies[index].parameters()])
+        if warm:
+            return
+        self.since = [a + b for a, b in zip(self.since, rows, strict=True)]
+        if (step + 1) % self.timing.every == 0:
+            self._average(keeps_state=False)
+            self._correct(step)
+
+    @torch.no_grad()
+    def _average(self, *, keeps_state: bool) -> None:
+        for several in zip(*(model.parameters() for model in self.copies), strict=True):
+            self._mean([p.detach() for p in several])
+            states = [o.state[p] for o, p in zip(self.optimizers, several, strict=True)]
+            buffers = [s["momentum_buffer"] for s in states if s.get("momentum_buffer") is not None]
+            if self.timing.momentum == "average" and buffers:
+                self._mean(buffers)
+            elif self.timing.momentum == "reset" and not keeps_state:
+                for state in states:
+                    state.clear()
+        self.since = [0] * len(self.since)
+
+    def _mean(self, tensors: Sequence[Tensor]) -> None:
+        total = sum(self.since)
+        mean = torch.stack([t * (n / total) for t, n in zip(tensors, self.since, strict=True)])
+        for tensor in tensors:
+            tensor.copy_(mean.sum(0))
+
+    @torch.no_grad()
+    def _correct(self, step: int) -> None:
+        if not self.timing.corrects:
+            return
+        for index, several in enumerate(zip(*(m.parameters() for m in self.copies), strict=True)):
+            mean = several[0].detach().clone()
+            found = self.strategy.averaged(step, mean, self.states[index]).clone()
+            for p in several:
+                p.copy_(found)
