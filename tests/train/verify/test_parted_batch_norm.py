@@ -46,26 +46,6 @@ def test_each_rank_normalizes_its_rows_and_statistics_are_weighted_by_them(momen
     assert parted.running_mean is whole.running_mean
 
 
-def test_a_second_batch_moves_the_statistics_further():
-    parted = PartedBatchNorm(norm(), THREE, 1, 1)
-    _, made = apart(X, [4, 2])
-    for x in (X, 2 * X):
-        parted(x)
-    for one, part in zip(made, (2 * X).split([4, 2]), strict=True):
-        one[1](part)
-    assert parted.num_batches_tracked == 2
-    assert_close(parted.running_mean, sum(share * one.running_mean for share, one in made))
-    assert_close(parted.running_var, sum(share * one.running_var for share, one in made))
-
-
-def test_without_a_momentum_all_batches_count_alike():
-    parted = PartedBatchNorm(norm(momentum=None), THREE, 1, 1)
-    parted(X)
-    parted(4 * X)
-    means = [part.mean((0, 2)) for part in X.split([4, 2])]
-    assert_close(parted.running_mean, (1 + 4) / 2 * (4 / 6 * means[0] + 2 / 6 * means[1]))
-
-
 def test_groups_normalize_the_rows_of_their_ranks():
     plan = Plan.data_parallel(GRAPH, 4, (1, 2, 0, 3))
     expected, _ = apart(X, [3, 3], affine=False)
@@ -78,15 +58,6 @@ def test_a_sample_may_have_several_rows():
     x = torch.cat([X, X + 1])  # 12 rows of 6 samples
     expected, _ = apart(x, [8, 4], affine=False)
     assert_close(PartedBatchNorm(norm(affine=False), THREE, 1, 2)(x), expected)
-
-
-def test_weights_are_the_norms_own():
-    whole = norm()
-    plain = PartedBatchNorm(norm(affine=False), THREE, 1, 1)(X)
-    parted = PartedBatchNorm(whole, THREE, 1, 1)
-    assert_close(parted(X), plain * whole.weight[:, None] + whole.bias[:, None])
-    assert dict(parted.named_parameters()).keys() == {"weight", "bias"}
-    assert parted.weight is whole.weight
 
 
 def test_in_evaluation_all_rows_are_normalized_by_the_statistics():
