@@ -16,15 +16,12 @@ if TYPE_CHECKING:
     from workbench.client import Environment as Environment
     from workbench.client import Jobs as Jobs
     from workbench.client import JSONLines as JSONLines
-    from workbench.client import MLflow as MLflow
-    from workbench.client import OpenTelemetry as OpenTelemetry
     from workbench.client import Ranks as Ranks
     from workbench.client import Rebalancer as Rebalancer
     from workbench.client import Replan as Replan
     from workbench.client import Run as Run
     from workbench.client import RunComparison as RunComparison
     from workbench.client import TensorBoard as TensorBoard
-    from workbench.client import Trackio as Trackio
     from workbench.client import WandB as WandB
     from workbench.client import check_extension as check_extension
     from workbench.client import compare_runs as compare_runs
@@ -129,8 +126,8 @@ _HOME = {
     name: home
     for home, names in {
         "client": (
-            "CheckedExtension Cluster Environment JSONLines Jobs MLflow OpenTelemetry Ranks "
-            "Rebalancer Replan Run RunComparison TensorBoard Trackio WandB check_extension "
+            "CheckedExtension Cluster Environment JSONLines Jobs Ranks "
+            "Rebalancer Replan Run RunComparison TensorBoard WandB check_extension "
             "compare_runs export_checkpoint runs"
         ),
         "comm": "CommError",

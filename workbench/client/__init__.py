@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from workbench.client.jobs import Jobs as Jobs
     from workbench.client.loggers.files import JSONLines as JSONLines
     from workbench.client.loggers.files import TensorBoard as TensorBoard
-    from workbench.client.loggers.services import MLflow as MLflow
-    from workbench.client.loggers.services import Trackio as Trackio
-    from workbench.client.loggers.services import WandB as WandB
-    from workbench.client.loggers.telemetry import OpenTelemetry as OpenTelemetry
+    from workbench.client.loggers.files import WandB as WandB
     from workbench.client.ranks import Ranks as Ranks
     from workbench.client.records.comparison import RunComparison as RunComparison
     from workbench.client.records.comparison import compare_runs as compare_runs
@@ -33,16 +30,13 @@ _HOME = {
     "Environment": "records.environment",
     "JSONLines": "loggers.files",
     "Jobs": "jobs",
-    "MLflow": "loggers.services",
     "Ranks": "ranks",
     "Rebalancer": "calibration.rebalancer",
     "Replan": "run.requests",
     "Run": "run.run",
     "RunComparison": "records.comparison",
     "TensorBoard": "loggers.files",
-    "OpenTelemetry": "loggers.telemetry",
-    "Trackio": "loggers.services",
-    "WandB": "loggers.services",
+    "WandB": "loggers.files",
     "check_extension": "checks.extension",
     "compare_runs": "records.comparison",
     "export_checkpoint": "records.export",

@@ -103,8 +103,8 @@ class Cluster(Engines):
                 Hugging Face has it, or one of `torch.distributed.checkpoint`; or tensors by name.
             priority: higher goes first.
             log: the loggers of its steps: `wb.JSONLines(path)`, `wb.TensorBoard(folder)`,
-                `wb.WandB(...)`, `wb.MLflow(...)`, `wb.Trackio(...)`, any function of a step (a dict
-                of all ranks together), or a list of them. They run in this process, on a thread of
+                `wb.WandB(...)`, any function of a step (a dict of all ranks together), or a list of
+                them. They run in this process, on a thread of
                 their own, from what the run reports anyway, so ranks do nothing for them. Where
                 this process ends, the run goes on without them; `run.log_to` tells them of all
                 steps later, of a run that was attached to or read with `wb.Run.load`. One that

@@ -54,8 +54,6 @@ class Feed:
     A logger that raises is told of in the run's notes, once, and gets no more steps.
 
     Args:
-        run: the run.
-        loggers: the loggers that get its steps.
         last_s: the seconds that the run's end waits for them.
     """
 
@@ -135,7 +133,6 @@ class _Guarded:
     """A logger whose first error ends it, and is told: it is no reason to lose a run.
 
     Args:
-        logger: the logger.
         notes: the run's notes, which get the error.
     """
 

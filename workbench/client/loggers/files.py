@@ -1,9 +1,13 @@
-"""Loggers that write files here: JSON lines, and the event files of TensorBoard."""
+"""Loggers: JSON lines, the event files of TensorBoard, and Weights & Biases.
+
+None uses a global "current run", so that runs that go on at the same time stay apart.
+"""
 
 import json
 import math
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -94,3 +98,67 @@ class _Events:
         for name, value in evaluation.items():
             self._writer.add_scalar(f"test/{name}", value, self._last)
         self._writer.close()
+
+
+@dataclass(frozen=True)
+class WandB:
+    """A run of Weights & Biases, beside whose steps stands the whole configuration.
+
+    It runs in the process that holds the run: where a notebook closes, the run goes on, and its
+    steps are missing there. `cluster.jobs[id].log_to(...)`, or `wb.Run.load(folder).log_to(...)`
+    later, sends all of them. A run that is resumed goes on under the same name and id.
+
+    Attributes:
+        project: the project's name.
+        name: the run's name there; None: that of its folder.
+        offline: whether to write to the run's folder alone; `wandb sync` sends that later.
+        settings: further arguments of `wandb.init`, such as `entity` or `tags`.
+    """
+
+    project: str = "parallel-workbench"
+    name: str | None = None
+    offline: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def require(self) -> None:
+        """Checks that wandb is installed.
+
+        Raises:
+            ModuleNotFoundError: it is not; the text says what to install.
+        """
+        require("wandb", "wandb", "wb.WandB")
+
+    def open(self, run: LoggedRun) -> Log:
+        """Begins a run there, or goes on with it."""
+        import wandb
+
+        opened = wandb.init(
+            project=self.project,
+            name=self.name or run.name,
+            id=f"{run.name}-{zlib.crc32(str(run.directory).encode()):08x}",
+            config=dict(run.configuration),
+            dir=str(run.directory),
+            mode="offline" if self.offline else "online",
+            reinit="create_new",  # other runs go on meanwhile
+            resume="allow",
+            **self.settings,
+        )
+        # A step that is run again after a fault comes again: wandb's own count of steps would
+        # refuse it.
+        opened.define_metric("step")
+        opened.define_metric("*", step_metric="step")
+        return _WandBRun(opened)
+
+
+class _WandBRun:
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def write(self, step: Row) -> None:
+        self._run.log(step)
+
+    def close(self, state: str, evaluation: Mapping[str, float]) -> None:
+        self._run.summary.update(
+            {"state": state, **{f"test_{n}": v for n, v in evaluation.items()}}
+        )
+        self._run.finish(exit_code=1 if state == "failed" else 0)

@@ -28,8 +28,6 @@ class LoggedRun:
     """A run, as far as loggers are told of it before its first step.
 
     Attributes:
-        name: the name of its folder.
-        directory: its folder.
         configuration: the fields of its experiment by name, plain values.
     """
 
@@ -115,11 +113,7 @@ def loggers(log: Logs | Sequence[Logs] | None) -> tuple[Logger, ...]:
 
 
 def step_of(rows: Sequence[Row]) -> Row:
-    """One step, of all ranks together.
-
-    Args:
-        rows: the row of each rank.
-    """
+    """One step, of all ranks together."""
     first = min(rows, key=lambda row: row["rank"])
     step: Row = {}
     for name, value in first.items():
