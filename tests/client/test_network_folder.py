@@ -22,7 +22,6 @@ from workbench.store import registry
 from workbench.store.cluster_store import (
     STORE,
     is_here,
-    mend,
     open_store,
     rebuild,
     remove,
@@ -125,7 +124,7 @@ def test_each_host_has_a_store_and_the_last_one_counts(tmp_path, monkeypatch, st
         own.rename(state)
 
     def kept():
-        rebuild(folder, "a:task")  # as `Cluster.attach` does
+        rebuild(folder)  # as `Cluster.attach` does
         store = open_store(folder, create=True)
         sign(folder, store)
         return closing(store)
@@ -152,7 +151,7 @@ def test_each_host_has_a_store_and_the_last_one_counts(tmp_path, monkeypatch, st
     assert folder.exists(), "it may have unfinished jobs there"
     with kept() as store:
         assert store.jobs() == ()
-        assert list(store.path.parent.glob(f"{STORE}.moved-1")), "and nothing was thrown away"
+        assert list(store.path.parent.glob(f"{STORE}.aside-1")), "and nothing was thrown away"
     sweep(runs)
     assert not folder.exists()
 
@@ -165,10 +164,8 @@ def test_a_new_cluster_has_nothing_of_one_that_was_removed_by_hand(tmp_path, mon
     with closing(open_store(folder, create=True)) as store:
         sign(folder, store)
         store.submit(request(name="of the past"))
-        store.backup()
     shutil.rmtree(folder)
     make(folder)
-    assert not mend(store_of(folder))
     with closing(open_store(folder, create=True)) as store:
         assert store.jobs() == ()
 

@@ -4,18 +4,19 @@ import json
 import os
 import signal
 import sqlite3
+import stat
 import sys
 from contextlib import closing
 
 import pytest
 
 import workbench as wb
+from tests.scheduler.values import request
 from tests.supervisor import supervising
 from workbench.plan.extension.user_object import OwnObjectError, opened
 from workbench.store import messages, registry
 from workbench.store.cluster_spec import key_of
-from workbench.store.cluster_store import STORE, mend, rebuild
-from workbench.store.database import backup_of
+from workbench.store.cluster_store import STORE, rebuild
 from workbench.store.errors import StoreError
 from workbench.store.store import Store
 from workbench.supervisor import supervisor_of
@@ -90,7 +91,7 @@ def test_a_cluster_that_was_moved_has_its_runs_where_they_are_now(tmp_path):
         (found,) = again.jobs
         assert found.directory == tmp_path / "there" / run.directory.name
         assert losses(found.wait(LONG_S)) == before
-        assert list(folder.glob(f"{STORE}.moved-1"))
+        assert list(folder.glob(f"{STORE}.aside-1"))
     finally:
         again.stop()
 
@@ -104,7 +105,7 @@ def test_what_a_run_s_folder_names_is_not_imported(tmp_path):
     times = {"submitted": 0.0, "started": None, "ended": None}
     told = {"cluster": registry.name_of(folder), "times": times}
     (planted / "environment.json").write_text(json.dumps(told))
-    rebuild(folder, "a:task")
+    rebuild(folder)
     with closing(Store(folder / STORE)) as store:
         arrived = messages.unpack(store.job(1).packed, key_of(folder))
     with pytest.raises(OwnObjectError, match=r"loss\.function, and was not imported"):
@@ -112,40 +113,45 @@ def test_what_a_run_s_folder_names_is_not_imported(tmp_path):
     assert "antigravity" not in sys.modules
 
 
-@pytest.mark.parametrize("damage", ["damaged", "of another version"])
-def test_a_store_that_cannot_be_used_stays_where_it_is_and_so_does_its_backup(tmp_path, damage):
+@pytest.mark.parametrize("begins", [0, 4096])
+def test_a_damaged_store_is_made_again_and_kept(tmp_path, begins):
+    """Where nothing of it is a database, or all but its first page, which has the version."""
     folder = registry.folder_for(tmp_path, "kept")
     folder.mkdir(mode=0o700)
     path = folder / STORE
-    store = Store(path, create=True)
-    store.set_meta("a note", "of before")
-    store.backup()
-    store.close()
-    if damage == "damaged":
-        path.write_bytes(b"no database, but as long as one " * 1000)
-        rebuild(folder, "a:task")
-        assert "was damaged; the backup of" in mend(path)
-        assert Store(path).meta("a note") == "of before"
-    else:
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("PRAGMA user_version = 7")
-        with pytest.raises(StoreError, match="has version 7"):
-            rebuild(folder, "a:task")
-        assert path.exists()
-    assert backup_of(path).exists()
-    assert not list(folder.glob("*.moved-*"))
+    with closing(Store(path, create=True)) as store:
+        store.submit(request(name="of before"))
+    size = path.stat().st_size
+    for number in (1, 2):
+        with path.open("r+b") as file:
+            file.seek(begins)
+            file.write(b"\xff" * (size - begins))
+        damaged = path.read_bytes()
+        rebuild(folder)
+        assert path.with_name(f"{STORE}.aside-{number}").read_bytes() == damaged
+        with closing(Store(path)) as store:
+            assert store.jobs() == ()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_store_with_a_backup_is_not_made_again(tmp_path):
+def test_a_store_of_another_version_stays_where_it_is(tmp_path):
     folder = registry.folder_for(tmp_path, "kept")
     folder.mkdir(mode=0o700)
-    store = Store(folder / STORE, create=True)
-    store.set_meta("a note", "of before")
-    store.backup()
-    store.close()
-    (folder / STORE).unlink()
-    rebuild(folder, "a:task")
-    assert not (folder / STORE).exists()
-    assert "was gone; the backup of" in mend(folder / STORE)
-    assert Store(folder / STORE).meta("a note") == "of before"
-    assert backup_of(folder / STORE).exists()
+    Store(folder / STORE, create=True).close()
+    with closing(sqlite3.connect(folder / STORE)) as connection:
+        connection.execute("PRAGMA user_version = 7")
+    before = (folder / STORE).read_bytes()
+    with pytest.raises(StoreError, match="has version 7"):
+        rebuild(folder)
+    assert (folder / STORE).read_bytes() == before
+    assert not list(folder.glob("*.aside-*"))
+
+
+def test_a_whole_store_is_not_made_again(tmp_path):
+    folder = registry.folder_for(tmp_path, "kept")
+    folder.mkdir(mode=0o700)
+    with closing(Store(folder / STORE, create=True)) as store:
+        store.set_meta("a note", "of before")
+    rebuild(folder)
+    with closing(Store(folder / STORE)) as store:
+        assert store.meta("a note") == "of before"

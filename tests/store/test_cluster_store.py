@@ -2,14 +2,13 @@
 
 import os
 import sqlite3
-import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.scheduler.values import request
-from workbench.store.cluster_store import backup_of, mend, open_store, restore
+from workbench.store.cluster_store import open_store
 from workbench.store.errors import ClusterError, StoreDamaged, StoreError
 from workbench.store.store import Store
 
@@ -133,93 +132,3 @@ def test_a_folder_that_is_read_only(path):
         assert Store(path).job(1).name == "kept"
     finally:
         path.parent.chmod(0o700)
-
-
-def damage(path):
-    """Overwrites all but the first page, which holds the version."""
-    with path.open("r+b") as file:
-        file.seek(4096)
-        file.write(b"\xff" * (path.stat().st_size - 4096))
-
-
-def test_what_is_damaged_is_restored_from_the_backup(path):
-    store = Store(path)
-    assert store.backup()
-    assert stat.S_IMODE(backup_of(path).stat().st_mode) == 0o600
-    store.submit(request(name="lost"))
-    store.close()
-    damage(path)
-    damaged = path.read_bytes()
-    with pytest.raises(StoreDamaged, match=r"is damaged|malformed"):
-        Store(path).check()
-    kept = restore(path)
-    assert kept.read_bytes() == damaged
-    assert [job.name for job in Store(path).jobs()] == ["kept"]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert Store(path).submit(request()) == 2
-
-
-def test_a_damaged_file_never_replaces_the_backup(path):
-    store = Store(path)
-    store.backup()
-    before = backup_of(path).read_bytes()
-    store.close()
-    damage(path)
-    with pytest.raises(StoreDamaged):
-        Store(path).backup()
-    assert backup_of(path).read_bytes() == before
-    assert not list(path.parent.glob("*.part"))
-
-
-def test_a_backup_is_made_when_it_is_due(path):
-    store = Store(path)
-    assert store.backup(every_s=3600)
-    assert not store.backup(every_s=3600)
-    os.utime(backup_of(path), (0, 0))
-    assert store.backup(every_s=3600)
-    future = 2**32
-    os.utime(backup_of(path), (future, future))  # the clock was set back
-    assert store.backup(every_s=3600)
-
-
-def test_what_is_whole_is_not_replaced(path):
-    with pytest.raises(StoreError, match="has no backup"):
-        restore(path)
-    Store(path).backup()
-    Store(path).submit(request(name="newer"))
-    with pytest.raises(StoreError, match="is not damaged: nothing was restored"):
-        restore(path)
-    assert len(Store(path).jobs()) == 2
-
-
-def test_without_a_backup_a_damaged_file_stays_as_it_is(path):
-    damage(path)
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match="has no backup; keep it under another name"):
-        mend(path)
-    assert path.read_bytes() == before
-
-
-def test_mending_says_what_it_did(path):
-    assert mend(path.with_name("nowhere")) == ""
-    Store(path).backup()
-    assert mend(path) == ""
-    damage(path)
-    said = mend(path)
-    assert said.startswith("server.sqlite was damaged; the backup of ")
-    assert said.endswith("is in its place, and what was damaged in server.sqlite.damaged-1")
-    assert Store(path).job(1).name == "kept"
-    damage(path)
-    mend(path)
-    assert (path.parent / "server.sqlite.damaged-2").exists()
-
-
-def test_what_is_not_damaged_is_not_mended(path):
-    """A file of another version is whole, however little we can do with it."""
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 7")
-    connection.close()
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match="has version 7"):
-        mend(path)
-    assert path.read_bytes() == before

@@ -136,6 +136,8 @@ class Engines(Faults):
         launch = self._launch if self.profile is None else self.profile.launch(self._n)
         if is_new:
             make(self.folder)
+        elif supervisor.supervisor_of(self.folder) is None:
+            rebuild(self.folder)
         leave = _nothing
         try:
             spec, leave = cluster_spec(self._n, self.hosts, launch, **self._seconds)

@@ -42,7 +42,6 @@ class Standstill:
     """Looks at ranks again and again.
 
     Args:
-        vitals: what the kernel says of their processes.
         after_s: the seconds from which on one that is stopped, and does not work in between,
             stands still.
     """
@@ -59,7 +58,6 @@ class Standstill:
 
         Args:
             running: the jobs that run, with their attempts.
-            now: seconds of a monotonic clock.
         """
         if now - self._sizes_at >= SIZES_EVERY_S:
             self._sizes_at = now
@@ -130,9 +128,6 @@ class HostHealth:
     def poll(self, now: float) -> dict[str, object]:
         """Processor, memory and network, as plain values.
 
-        Args:
-            now: seconds of a monotonic clock.
-
         Returns:
             time: seconds since the epoch; cpu_share: of all cores; free_bytes and bytes: of
             memory; network: by interface, bytes received and sent in a second ({} at first).
@@ -166,7 +161,6 @@ class HostHealth:
 
 IDLE_EVERY_S, ROWS_EVERY_S = 0.25, 1.0
 HEALTH_EVERY_S = 10.0
-BACKUP_EVERY_S = 3600.0
 # A rank waits for others no longer than the time-out, and then reports who did not come. One that
 # is silent for 3 time-outs and for 20 of its longest steps is hung, and is killed; but not while it
 # says that it waits for a disk: slow is not dead.
@@ -179,10 +173,7 @@ class Monitor:
     """Looks at what runs, each thing as often as it needs.
 
     Args:
-        folder: the cluster's folder.
         store: the cluster's store, which takes events and the engines' health.
-        spec: what the cluster is.
-        fleet: the cluster's engines.
     """
 
     def __init__(self, folder: Path, store: Store, spec: ClusterSpec, fleet: Fleet) -> None:
@@ -195,12 +186,7 @@ class Monitor:
         self._polled_at = math.inf
 
     def poll(self, works: Iterable[Work], now: float) -> None:
-        """Does what is due.
-
-        Args:
-            works: the jobs that hold engines.
-            now: seconds of a monotonic clock.
-        """
+        """Does what is due."""
         running = [(work, work.attempt) for work in works if work.attempt is not None]
         self._excuse(running, now)
         self._end_stopped(running, now)
@@ -318,7 +304,6 @@ class Monitor:
         for process in self._fleet.died:
             self._vitals.drop(process.pid)
         self._store.set_meta("host", json.dumps(self._host.poll(now)))
-        self._store.backup(every_s=BACKUP_EVERY_S)
 
     def _tell(self, work: Work, text: str, kind: str, engine: int | None = None) -> None:
         self._store.event(text, kind=kind, level="warning", job=work.record.id, engine=engine)

@@ -1,14 +1,12 @@
-"""The store of a cluster: who may open it, and what stands in for one that is damaged or lost."""
+"""The store of a cluster: who may open it, and how one that is damaged or lost is made again."""
 
 import json
 import os
 import shutil
-import sqlite3
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,9 @@ from pydantic import TypeAdapter
 
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.io.errors import ExperimentError, PlanError
-from workbench.plan.io.files import replacing, text_of, write_whole
+from workbench.plan.io.files import text_of, write_whole
 from workbench.store import messages, registry
 from workbench.store.cluster_spec import key_of
-from workbench.store.database import Database, backup_of
 from workbench.store.errors import ClusterError, StoreDamaged, StoreError
 from workbench.store.process import SUPERVISOR, holder
 from workbench.store.record import Request
@@ -54,9 +51,6 @@ def store_of(folder: Path) -> Path:
     another host may lose with its connection (sqlite.org/howtocorrupt.html, sections 2.1 and 3).
     Then the store is in this host's folder for state, if that is on a file system of its own; the
     cluster's folder says where, to processes with another environment.
-
-    Args:
-        folder: the cluster's folder.
     """
     _, noted = _noted(folder)
     if noted is not None and noted.exists():
@@ -110,9 +104,6 @@ def _noted(folder: Path) -> tuple[str, Path | None]:
 def is_here(folder: Path) -> bool:
     """Whether all that is known of a cluster's jobs is known here: no other host kept it since.
 
-    Args:
-        folder: the cluster's folder.
-
     Raises:
         StoreError: the store cannot be used.
     """
@@ -147,7 +138,6 @@ def open_store(folder: Path, *, create: bool = False, read_only: bool = False) -
     damage the file (sqlite.org/wal.html).
 
     Args:
-        folder: the cluster's folder.
         create: whether to make the store where it is not there.
         read_only: whether to open it for reading alone.
 
@@ -176,79 +166,13 @@ def open_store(folder: Path, *, create: bool = False, read_only: bool = False) -
     return Store(path, create=create, read_only=read_only)
 
 
-def restore(path: str | Path) -> Path:
-    """Puts the newest backup in the place of a damaged store; what came after it is lost.
-
-    To be called while no process has the file open. A job that was started since the backup is
-    queued again in it: its folder says that it was.
-
-    Returns:
-        Where the damaged file is now.
-
-    Raises:
-        StoreError: the file is whole, or there is no backup that is.
-    """
-    path = Path(path).absolute()
-    backup = backup_of(path)
-    if not backup.exists():
-        raise StoreError(
-            f"{path} has no backup; keep it under another name, and start a cluster in its place"
-        )
-    Database(backup, read_only=True).check()
-    if path.exists() and _is_whole(path):
-        raise StoreError(f"{path} is not damaged: nothing was restored")
-    kept = next(
-        each for n in count(1) if not (each := path.with_name(f"{path.name}.damaged-{n}")).exists()
-    )
-    with replacing(path) as part:
-        part.touch(mode=0o600)
-        part.write_bytes(backup.read_bytes())
-        with closing(sqlite3.connect(part)) as copy:
-            copy.execute("PRAGMA journal_mode = WAL")
-        # The log of changes belongs to the damaged file, and would damage the other one.
-        for suffix in ("-wal", "-shm", ""):
-            with suppress(FileNotFoundError):
-                Path(f"{path}{suffix}").replace(f"{kept}{suffix}")
-    return kept
-
-
-def mend(path: str | Path) -> str:
-    """Restores a store if it is damaged or gone; to be called before any process opens it.
-
-    Returns:
-        What was done, for people; "" where it is whole, or neither it nor a backup is there.
-
-    Raises:
-        StoreError: the file is damaged, and there is no backup that is whole.
-    """
-    there = Path(path).exists()
-    if _is_whole(path) if there else not backup_of(path).exists():
-        return ""
-    kept = restore(path)
-    saved_at = datetime.fromtimestamp(backup_of(path).stat().st_mtime)
-    if not there:
-        return f"{Path(path).name} was gone; the backup of {saved_at:%d %b %H:%M} is in its place"
-    return (
-        f"{Path(path).name} was damaged; the backup of {saved_at:%d %b %H:%M} is in its place, and "
-        f"what was damaged in {kept.name}"
-    )
-
-
-def _is_whole(path: str | Path) -> bool:
-    try:
-        Database(path).check()
-    except StoreDamaged:
-        return False
-    return True
-
-
 def rebuild(folder: Path) -> None:
-    """Makes a cluster's store again, if it is gone and has no backup, or is another's or outdated.
+    """Makes a cluster's store again, if it is gone, damaged, another's or outdated.
 
-    It is made from the folders of the cluster's runs. A run whose folder does not say how it ended
-    is parked: `cluster.jobs.resume(number)` goes on from its checkpoint, or where its model is a
-    module of somebody's own, whose code no run's folder holds, `cluster.train(experiment,
-    resume=run)`. To be called before any process opens the store.
+    It is made from the folders of the cluster's runs; what was there is kept under another name. A
+    run whose folder does not say how it ended is parked: `cluster.jobs.resume(number)` goes on from
+    its checkpoint, or where its model is a module of somebody's own, whose code no run's folder
+    holds, `cluster.train(experiment, resume=run)`. To be called before any process opens the store.
 
     Args:
         folder: the cluster's folder, beside those of its runs.
@@ -259,16 +183,12 @@ def rebuild(folder: Path) -> None:
     """
     path = store_of(folder)
     if path.exists():
-        try:
-            with closing(Store(path)) as store:
-                whose, identity = store.meta(_FOLDER), store.meta(_IDENTITY) or ""
-        except StoreDamaged:
-            return  # `mend` has a backup for it, or says that there is none
-        if whose in (None, str(folder)) and identity == _noted(folder)[0]:
-            return
+        with suppress(StoreDamaged), closing(Store(path)) as store:
+            store.check()
+            whose, identity = store.meta(_FOLDER), store.meta(_IDENTITY) or ""
+            if whose in (None, str(folder)) and identity == _noted(folder)[0]:
+                return
         _put_aside(path)
-    elif backup_of(path).exists():
-        return
     taken: set[int] = set()
     with closing(open_store(folder, create=True)) as store:
         for run in sorted(_runs(folder), key=lambda run: (run.job is None, run.directory.name)):
@@ -344,11 +264,10 @@ def _runs(folder: Path) -> Iterator[_Run]:
 
 
 def _put_aside(path: Path) -> None:
-    """Keeps a store of another folder, or of the past, under another name."""
+    """Keeps a store that is no use any more, with its log of changes, under another name."""
     other = next(
-        each for n in count(1) if not (each := path.with_name(f"{path.name}.moved-{n}")).exists()
+        each for n in count(1) if not (each := path.with_name(f"{path.name}.aside-{n}")).exists()
     )
     for suffix in ("-wal", "-shm", ""):
         with suppress(FileNotFoundError):
             Path(f"{path}{suffix}").replace(f"{other}{suffix}")
-    backup_of(path).unlink(missing_ok=True)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import quote
 
-from workbench.plan.io.files import replacing
 from workbench.store.errors import StoreDamaged, StoreError
 from workbench.store.process import ProcessIdentity
 from workbench.store.record import AttemptRecord, EngineRecord, ErrorRecord, JobRecord
@@ -130,7 +129,6 @@ class Database:
     process that is killed had committed is there.
 
     Args:
-        path: the file.
         create: whether to make the file, readable by its owner only, where it is not there.
         read_only: whether to change nothing; that is so, too, where its folder cannot be written.
         patience_s: the seconds to wait for others that write.
@@ -188,37 +186,6 @@ class Database:
         for (found,) in self._rows("PRAGMA quick_check(1)"):
             if found != "ok":
                 raise StoreDamaged(self._text(f"is damaged: {found}"))
-
-    def backup(self, *, every_s: float = 0.0) -> bool:
-        """Copies the file to one beside it, `<name>.backup`, while others go on using it.
-
-        A copy that is not whole does not replace an earlier one.
-
-        Args:
-            every_s: the age [seconds] up to which the last copy is new enough, so that nothing is
-                done.
-
-        Returns:
-            Whether it was copied.
-
-        Raises:
-            StoreDamaged: the file is damaged.
-            StoreError: there is no room for the copy.
-        """
-        target = backup_of(self.path)
-        with suppress(FileNotFoundError):
-            if 0 <= time.time() - target.stat().st_mtime < every_s:
-                return False
-        try:
-            with replacing(target) as part, self._told():
-                os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-                with closing(sqlite3.connect(part)) as copy:
-                    self._connection().backup(copy)
-                    copy.execute("PRAGMA journal_mode = DELETE")  # one file, with nothing beside it
-                Database(part, read_only=True).check()
-        except OSError as error:
-            raise StoreError(f"{target} cannot be written: {error.strerror}") from error
-        return True
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -342,8 +309,8 @@ class Database:
             code = _code(error)
             if code in _DAMAGED:
                 text = self._text(
-                    f"is damaged ({error}); store.cluster_store.restore(path) puts the newest "
-                    "backup in its place and keeps it under another name"
+                    f"is damaged ({error}); Cluster.attach makes it again from the folders of its "
+                    "runs, and keeps it under another name"
                 )
                 raise StoreDamaged(text) from error
             if (advice := _ADVICE.get(code)) is None:
@@ -358,7 +325,6 @@ class _Connection(sqlite3.Connection):
     """One thread's; closed when the thread has ended and nobody refers to it.
 
     Attributes:
-        pid: the id of the process that opened it.
         seen: the file's version when `changed` was last asked.
         is_closed: whether it was closed.
     """
@@ -376,12 +342,6 @@ class _Connection(sqlite3.Connection):
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
         if self.pid == getpid() and not self.is_closed:
             self.close()
-
-
-def backup_of(path: str | Path) -> Path:
-    """Returns where the backup of a store is."""
-    path = Path(path).absolute()
-    return path.with_name(f"{path.name}.backup")
 
 
 def _code(error: sqlite3.DatabaseError) -> int:

@@ -14,7 +14,7 @@ class StoreError(ClusterError):
 
 
 class StoreDamaged(StoreError):
-    """The file that holds a cluster's jobs is damaged; there may be a backup beside it."""
+    """The file that holds a cluster's jobs is damaged; it is made again from its runs' folders."""
 
 
 class HostsError(ClusterError):

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from workbench.store.cluster_spec import ClusterSpec, key_of
-from workbench.store.cluster_store import mend, open_store, sign, store_of
+from workbench.store.cluster_store import open_store, sign
 from workbench.store.errors import ClusterError
 from workbench.store.process import SUPERVISOR, ProcessIdentity, holder
 from workbench.supervisor.log import LOG, said
@@ -40,13 +40,10 @@ def start(folder: Path, spec: ClusterSpec | None = None) -> None:
     else:
         spec.save(folder)
     key_of(folder)  # made before anybody wants it
-    mended = "" if supervisor_of(folder) else mend(store_of(folder))
     # Closed here: an interrupt while the interpreter closes it would be lost.
     with closing(open_store(folder, create=True)) as store:
         store.attach(ProcessIdentity.here())
         sign(folder, store)
-        if mended:
-            store.event(mended, kind="restored", level="warning")
     supervisor = [sys.executable, "-P", "-m", MODULE, str(folder)]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     with (folder / LOG).open("ab") as log:
