@@ -156,7 +156,6 @@ class Progress:
     """Writes where a run stands, over and over: on a terminal in place, elsewhere line by line.
 
     Args:
-        run: the run to show.
         stream: the stream to write to; None: standard error.
     """
 

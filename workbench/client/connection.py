@@ -32,12 +32,8 @@ class ClusterLink:
 
     While a process has one that is attached, the cluster lasts.
 
-    Args:
-        folder: the cluster's folder.
-
     Attributes:
         store: its jobs, engines and commands.
-        owner: this process.
     """
 
     # This process is one owner, however often it attaches.

@@ -35,7 +35,6 @@ class Throttle:
     It does so from the moment on at which this returns.
 
     Args:
-        process: the process that is slowed.
         factor: how many times slower it is to be, more than 1.
     """
 

@@ -30,8 +30,6 @@ class Lease:
     """An engine for each rank of a plan, for calls that the caller waits for.
 
     Attributes:
-        link: the way to the cluster.
-        places: the engine of each rank.
         id: the job that holds the engines; None: the assistant, which nobody lends.
     """
 
@@ -51,8 +49,6 @@ class Lease:
             task: its name, or "module:function". It gets `experiment`, `config` if it is a rank of
                 several, and what `shared` names. `weights` of None stand for the model's initial
                 weights, which the job server has the assistant write before.
-            experiment: what the function is about.
-            shared: keywords that are the same for all ranks.
 
         Raises:
             ControlMessageTooLarge: the keywords take more than 64 KiB.
@@ -98,8 +94,6 @@ def lent(engines: Engines, plan: Plan, holder: str) -> Iterator[Lease]:
     """Engines for a plan's ranks for as long as the body runs.
 
     Args:
-        engines: the engines of the cluster.
-        plan: the plan whose ranks get an engine each.
         holder: what the engines are used for, for people.
 
     Raises:

@@ -54,7 +54,6 @@ def cluster_spec(
     all ranks.
 
     Args:
-        num_engines: how many engines take ranks.
         hosts: emulated hosts to run on; those that are not up are started here.
         launch: how engines get to other hosts. Their devices are known when those have come.
         seconds: the fields of `SECONDS`.
@@ -111,7 +110,6 @@ def end(folder: Path, *, keep_folder: bool = False, at_once: bool = False) -> No
     """Ends a supervisor and all processes that it owns.
 
     Args:
-        folder: the cluster's folder.
         keep_folder: whether the folder stays, so that the cluster can be attached to again.
         at_once: whether to signal a supervisor that was not asked to end before.
     """

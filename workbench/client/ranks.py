@@ -35,9 +35,7 @@ class RankOutput:
     """What a cell came to on one rank.
 
     Attributes:
-        rank: the rank's number.
         state: "running", "done", "raised" or "interrupted".
-        printed: what it printed.
         value: the last expression's value, as text; None where there is none.
         error: "KeyError: 'x'", or "".
         traceback: the traceback from the cell on, or "".
@@ -86,7 +84,6 @@ class CellOutput:
     that raised, with its whole traceback.
 
     Attributes:
-        number: the cell's number.
         ranks: the ranks that ran it, with their output.
     """
 
@@ -336,7 +333,6 @@ def open_ranks(
     """Has engines cut a model and wait for cells.
 
     Args:
-        engines: the engines of the cluster.
         plan: the plan under which the model is cut, or a whole experiment.
         module: a module with other values than the one that was traced; see `Cluster.train`.
         seed: the seed of weights and data, with a plan.

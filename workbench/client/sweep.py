@@ -31,9 +31,7 @@ class Sweep:
     """Runs that were submitted together.
 
     Args:
-        tag: the tag that their jobs carry.
         runs: the runs, in the order of submission.
-        store: the store that holds their jobs.
     """
 
     def __init__(self, tag: str, runs: Sequence[Run], store: Store) -> None:
@@ -99,7 +97,6 @@ class Variation:
     """One of a sweep's experiments.
 
     Attributes:
-        experiment: the experiment that runs.
         values: what was chosen for it, by name.
         name: the chosen values for people, "lr=0.1, seed=2".
     """
@@ -113,7 +110,6 @@ def variations(experiment: Experiment, **values: Iterable[Any]) -> tuple[Variati
     """Every combination of values, the last name varying fastest.
 
     Args:
-        experiment: the experiment that is varied.
         values: the values of each field, by its name: one of the experiment's (`plan`,
             `batch_size`, `sync`, ...) or of its optimizer's (`lr`, `momentum`, ...).
 
@@ -162,10 +158,6 @@ def results(store: Store, tag: str) -> "pandas.DataFrame":
     `accuracy` (on the test split) and `samples_per_s` as last measured, NaN before; `duration`,
     seconds from its start to its end, or until now; `reason`; `test_loss`, and `test_f1` of a
     metric "f1".
-
-    Args:
-        store: the store that holds the jobs.
-        tag: the tag of the sweep.
 
     Raises:
         ClusterError: an experiment lies in a file, which is missing or damaged.

@@ -34,7 +34,6 @@ def throttle(pid: int, factor: float) -> None:
     """Makes a process so many times slower until standard input ends.
 
     Args:
-        pid: the process that is slowed.
         factor: how many times slower it is to be, more than 1.
 
     Raises:

@@ -43,13 +43,7 @@ def experiment_for(
 
     Args:
         of: a plan; or an experiment, of which all else is kept that is not given here.
-        batch_size: the rows of the whole batch.
-        steps: optimizer updates.
         precision: "fp64" or "fp32".
-        optimizer: the optimizer.
-        data: the data.
-        seed: the seed.
-        loss: the loss.
 
     Raises:
         ValueError: rounding would hide errors in this precision.
@@ -91,10 +85,7 @@ def carry_out(
     Args:
         experiment: the experiment, made by `experiment_for`.
         module: a module with other values than the one that was traced; see `Cluster.train`.
-        lease: the engine of each rank.
-        assistant: the engine that computes the unsplit model.
         repeat: whether the ranks run twice.
-        seen: the range in which the loss was tried before.
 
     Raises:
         ModelError: `module` is needed and missing, or is another model than was traced.
@@ -150,8 +141,6 @@ def merge(
     """One verification from what each rank found: for each tensor its worst rank.
 
     Args:
-        experiment: what was run.
-        found: what each rank found.
         seen: the range in which a loss of the user's own was tried.
     """
     worst: dict[tuple[str, str], Difference] = {}

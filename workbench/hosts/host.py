@@ -24,7 +24,6 @@ class Gpu:
 
     Attributes:
         token: the value of `CUDA_VISIBLE_DEVICES` with which a process sees just this GPU.
-        name: the product's name.
         memory_bytes: the size of its memory, in bytes.
     """
 
@@ -38,11 +37,9 @@ class Host:
     """What one host offers to this process.
 
     Attributes:
-        name: the host's name.
         cores: the physical cores, each with those of its logical ones that this process may use.
         quota: the processors' worth of time that a container grants; None: all of `cores`.
         memory_bytes: the memory that the host, or a container, grants, in bytes.
-        gpus: GPUs that this process may use.
     """
 
     name: str

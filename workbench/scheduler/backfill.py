@@ -21,9 +21,6 @@ class WaitingJob:
     """A job that wants engines.
 
     Attributes:
-        id: the job's number.
-        eligible: the set of engines that it may have.
-        need: the number of them that it needs to start.
         seconds: the predicted seconds with so many engines; infinite where nobody knows.
     """
 
@@ -40,7 +37,6 @@ class EngineRelease:
     Attributes:
         time: when they become free, in seconds.
         job: the number of the job that has them until then; 0: none, they are being replaced.
-        engines: the set of engines.
     """
 
     time: float
@@ -53,10 +49,7 @@ class Reservation:
     """The time at which a job that waits can start.
 
     Attributes:
-        job: the job that waits.
         time: when enough engines are free, if none of them is taken for longer.
-        engines: the set of engines that are free for it then.
-        spare: the number of them that it leaves.
         after: the job that ends then, as in `EngineRelease.job`; None: none that is known of.
     """
 
@@ -87,8 +80,6 @@ class Placed:
 
     Attributes:
         starts: the jobs that start, each with its set of engines.
-        reservations: the reservations of the first jobs that wait.
-        free: the set of engines that are left.
     """
 
     starts: list[tuple[WaitingJob, int]]
@@ -108,7 +99,6 @@ def place(
 
     Args:
         queue: the jobs that wait, the first to be served first.
-        free: the set of engines in no use.
         ends: the engines in use, by the time when they become free.
         now: the time, in seconds.
         preference: the sets of engines in the order in which they are to be used; none for no
@@ -174,7 +164,6 @@ def choose(possible: int, count: int, *preferences: Sequence[int]) -> int:
 
     Args:
         possible: the set to choose from, of at least `count` engines.
-        count: the number of engines.
         preferences: the preferences: each a sequence of sets, in the order in which they are to be
             used.
     """

@@ -16,7 +16,6 @@ class Preemption:
 
     Attributes:
         preempt: the job for which each pre-empted one leaves a checkpoint and its engines.
-        donors: the jobs that free engines for each job that waits.
     """
 
     preempt: dict[int, int] = field(default_factory=dict)
@@ -33,8 +32,6 @@ def preempt(
 
     Args:
         placed: the jobs that start, and those that wait with a reservation.
-        jobs: the jobs by number.
-        running: the jobs that hold engines.
         now: the time, in seconds since the epoch.
     """
     result = Preemption()

@@ -39,11 +39,8 @@ def of_waiting(
 
     Args:
         waiting: the jobs that wait, the first to be served first.
-        jobs: the jobs by number.
         placed: the jobs that start, and the reservations of the first ones that wait.
-        changes: what running jobs do for them.
         common: the set of engines that a job without requirements may have.
-        free: the set of engines in no use.
     """
     reserved = {each.job.id: each for each in placed.reservations}
     holders = [job for job in jobs.values() if job.held and job.lease is None]

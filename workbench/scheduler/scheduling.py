@@ -49,7 +49,6 @@ def schedule(jobs: Sequence[JobRecord], engines: Sequence[EngineRecord], now: fl
 
     Args:
         jobs: the jobs that have not ended, those that hold engines too.
-        engines: all engines.
         now: the time, in seconds since the epoch.
     """
     by_id = {job.id: job for job in jobs}
@@ -133,7 +132,6 @@ def leased(
     Args:
         queued: the jobs that wait, the first to be served first; others than such calls are
             skipped.
-        jobs: the jobs that have not ended.
 
     Returns:
         (for each that starts, its places; for each that waits, why).

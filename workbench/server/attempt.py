@@ -34,14 +34,7 @@ class Rank:
         rank-0.death     how its process ended
 
     Attributes:
-        number: the rank's number.
-        place: its engine.
-        process: the engine's process.
-        files: what it leaves.
         has_begun: whether it said that it has begun.
-        answer: how it ended by itself.
-        received_bytes: the size of the answer.
-        death: how its process ended.
         killed: why we ended its process: STUCK, or what then counts as its death.
     """
 
@@ -171,13 +164,6 @@ class Attempt:
 
     It sees ranks through their files and processes alone, so that a server that comes later, with
     the job's record, sees what the first one saw.
-
-    Args:
-        job: the job's number.
-        number: the attempt's number.
-        folder: the attempt's folder.
-        places: the engine of each rank.
-        processes: the process of each.
     """
 
     def __init__(
@@ -227,8 +213,6 @@ class Attempt:
         """Sees what has become of the ranks; it is asked very often.
 
         Args:
-            now: seconds of a monotonic clock.
-            died: processes that have ended.
             how: says in words how a process ended; None: that will be known in a moment.
 
         Returns:
@@ -256,7 +240,6 @@ class Attempt:
         """Has ranks end that should: after a failure, or as is requested.
 
         Args:
-            now: seconds of a monotonic clock.
             stop: whether they are to stop after their current step.
             abort: whether they are to be interrupted.
         """

@@ -15,11 +15,7 @@ KEEPERS = frozenset(("shutdown",))
 
 
 class Commands:
-    """Carries out the commands that are in the store.
-
-    Args:
-        store: the cluster's store.
-    """
+    """Carries out the commands that are in the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

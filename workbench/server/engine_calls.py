@@ -26,10 +26,8 @@ class Calls:
     """A client of a cluster's controller; any number of them, one after another or at once.
 
     Args:
-        folder: the cluster's folder.
         count: takes each message: "sent" or "received", its bytes, and the job that it is about, if
             any.
-        within_s: how long to wait for the controller.
 
     Raises:
         ClusterError: there is no controller.
@@ -65,9 +63,7 @@ class Calls:
         A call is lost where the engine dies, or the controller while another takes its place.
 
         Args:
-            engine_id: the engine's number with ipyparallel.
             task: its name, as `tasks.call` takes it.
-            arguments: the task's arguments.
             job: the job that it is about, for the count.
 
         Returns:
@@ -123,12 +119,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A call that ended with an error.
-
-    Attributes:
-        tag: what the caller named the call.
-        error: what came back.
-    """
+    """A call that ended with an error."""
 
     tag: object
     error: Exception
@@ -166,11 +157,7 @@ class ControllerCalls:
     there any more, must not keep the server from watching what runs.
 
     Args:
-        folder: the cluster's folder.
         count: takes each message, as `Calls` has it.
-
-    Attributes:
-        connection: how many controllers there were.
     """
 
     def __init__(self, folder: Path, count: Count) -> None:

@@ -78,10 +78,6 @@ class Fleet:
 
     The supervisor writes which process each engine is, and that it died; the server, by which
     number the controller knows it.
-
-    Args:
-        store: the cluster's store.
-        engine_calls: the way to call the engines.
     """
 
     def __init__(self, store: Store, engine_calls: EngineCalls) -> None:

@@ -57,9 +57,7 @@ class InitialWeights:
     """Has the assistant make the initial weights of jobs, by a call that is a job like others.
 
     Args:
-        store: the cluster's store.
         folder: the cluster's folder; weights are kept in it.
-        assistant: the engine that makes them.
     """
 
     def __init__(self, store: Store, folder: Path, assistant: int) -> None:
@@ -145,16 +143,7 @@ FOUND_SOON_S = 0.005  # a checkpoint, where there is none or a small one
 
 
 class JobRunner:
-    """What happens to jobs that hold engines.
-
-    Args:
-        folder: the cluster's folder.
-        store: the cluster's store.
-        spec: what the cluster is.
-        fleet: its engines.
-        engine_calls: the way to call them.
-        weights: makes the initial weights of jobs.
-    """
+    """What happens to jobs that hold engines."""
 
     def __init__(
         self,
@@ -202,9 +191,7 @@ class JobRunner:
         has to do with it.
 
         Args:
-            work: the job.
             error: why nothing could be done: its folder is gone, or somebody else's.
-            now: seconds of a monotonic clock.
         """
         if work.ails_since is None:
             work.ails_since = now

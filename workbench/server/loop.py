@@ -26,14 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """The job server of one cluster; keeps nothing that is not in the store or in files.
-
-    Args:
-        folder: the cluster's folder.
-        spec: what the cluster is.
-        store: the cluster's store.
-        engine_calls: the way to call its engines.
-    """
+    """The job server of one cluster; keeps nothing that is not in the store or in files."""
 
     def __init__(
         self, folder: Path, spec: ClusterSpec, store: Store, engine_calls: EngineCalls
@@ -58,12 +51,7 @@ class Server:
                 time.sleep(AGAIN_S)
 
     def tick(self, now: float, wait_s: float = BUSY_S) -> None:
-        """One look at everything.
-
-        Args:
-            now: seconds of a monotonic clock.
-            wait_s: how long to wait for the end of a process.
-        """
+        """One look at everything."""
         is_news = self._fleet.wait(wait_s, now)
         if self._store.changed() or is_news or self._fleet.is_due(now):
             is_news = True

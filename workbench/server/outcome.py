@@ -17,8 +17,6 @@ class End:
     """How one rank ended.
 
     Attributes:
-        rank: its number.
-        pid: its process.
         answer: what it answered; None where it died.
         death: how its process ended, "was ended by SIGKILL"; "" where it lives.
         is_killed: whether it was ended by us, because it did not answer after others had failed.
@@ -167,10 +165,7 @@ def decide_outcome(
 
     Args:
         job: the job's record; `attempts` are those before this one.
-        ends: how each rank ended.
         requested: what was requested of it, one of `REQUESTS`.
-        step: Updates that were done when it ended.
-        resumed: Updates that were done when the attempt began.
     """
     if requested == "cancel":
         return becomes(requested)

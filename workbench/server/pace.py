@@ -142,10 +142,6 @@ class MemoryTrend:
         """Takes the newest row of each rank; gives what people should know, in words.
 
         A rank is told of each time its memory is half as much more as it was then.
-
-        Args:
-            rows: the newest row of each rank.
-            resumed: the step that its processes began at.
         """
         told = []
         for number, row in sorted(rows.items()):

@@ -16,13 +16,7 @@ UNFINISHED = QUEUED | ACTIVE
 
 
 class Queue:
-    """Starts what waits, and has what runs make room.
-
-    Args:
-        store: the cluster's store.
-        fleet: the cluster's engines.
-        commands: takes requests to jobs that run.
-    """
+    """Starts what waits, and has what runs make room."""
 
     def __init__(self, store: Store, fleet: Fleet, commands: Commands) -> None:
         self._store, self._fleet, self._commands = store, fleet, commands

@@ -20,8 +20,6 @@ def note_end(store: Store, job: JobRecord, verdict: JobOutcome, ends: Sequence[E
     Args:
         store: the cluster's store, which is told where the folder cannot be written to.
         job: the job, with all that is known of it by now.
-        verdict: what becomes of it.
-        ends: how each of its ranks ended.
     """
     if job.kind != "train" or verdict.state not in ENDED:
         return

@@ -19,8 +19,6 @@ class Sample:
 
     Attributes:
         state: the kernel's letter for it; "T" where it is stopped by a signal.
-        cpu_s: processor time since it began.
-        rss_bytes: resident memory.
     """
 
     state: str
@@ -33,7 +31,6 @@ class Process:
 
     Args:
         pid: the process, or the relay that stands for one on another host.
-        folder: the cluster's folder.
     """
 
     def __init__(self, pid: int, folder: Path) -> None:
@@ -75,23 +72,14 @@ class _Seen:
 
 
 class Vitals:
-    """Looks at processes again and again.
-
-    Args:
-        folder: the cluster's folder.
-    """
+    """Looks at processes again and again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: dict[int, _Seen] = {}
 
     def poll(self, pid: int, now: float) -> None:
-        """Takes a sample of a process.
-
-        Args:
-            pid: the process.
-            now: seconds of a monotonic clock.
-        """
+        """Takes a sample of a process."""
         last = self._seen.get(pid)
         try:
             process = Process(pid, self._folder) if last is None else last.process

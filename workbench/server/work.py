@@ -21,11 +21,6 @@ class Work:
         record: the job, as the store has it.
         waits_since: the time since which it waits for its engines, by a monotonic clock.
         attempt: its ranks; None while engines are waited for.
-        resumed: Updates that were done when the attempt began.
-        pace: how fast it goes.
-        memory: how its ranks' memory grows.
-        moved_at: the time when a row last came.
-        written_step: the step that the store knows.
         newest: the checkpoint that the next attempt goes on from, as it is being looked for.
         ails_since: since when nothing can be done for it, by a monotonic clock; None: all is well.
     """

@@ -29,12 +29,10 @@ class Launch:
     """What a supervisor is told of engines beyond this host; plain values.
 
     Attributes:
-        engines: the number of engines.
         config: the folder of an IPython profile, with `ipcluster_config.py`.
         address: the address of this host for the others; "": whichever of its addresses they reach.
         interface: the interface of the other hosts; "": the one by which each reaches this host.
         ports: the first and last port that this host listens on; None: any.
-        environment: the variables of the engines.
         notice_s: the seconds before an allocation ends in which runs are stopped.
         start_within_s: the seconds to wait for all agents.
     """
@@ -139,10 +137,7 @@ class EngineDevice:
 
     Attributes:
         kind: the kind of device: "cuda" or "cpu".
-        host: the host's name.
         name: the GPU's product name, or "cpu".
-        cores: the logical cores that the engine runs on.
-        threads: the number of compute threads of the engine.
         memory_bytes: the memory of the GPU, or of the whole host, in bytes.
         gpu: the value of `CUDA_VISIBLE_DEVICES` in the engine; "" for none.
         sharers: the number of engines that have this same GPU, or these same cores; 1: it alone.
@@ -176,7 +171,6 @@ class Site:
 
     Attributes:
         enter: the beginning of the command line that leads there; the process keeps its id.
-        environment: the variables that the process has there.
     """
 
     enter: tuple[str, ...]

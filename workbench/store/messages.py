@@ -52,7 +52,6 @@ def pack(experiment: Experiment, key: bytes = b"") -> bytes:
     One is of the module in training, the other in evaluation, if it takes another way then.
 
     Args:
-        experiment: the experiment.
         key: the cluster's key, for the MAC; b"": nobody trusts the message, and there are no
             skeletons.
 
@@ -78,7 +77,6 @@ def sendable(packed: bytes, folder: Path) -> bytes:
     folder does, as the store's jobs do, which may name it.
 
     Args:
-        packed: the packed experiment.
         folder: the folder of such files, in the cluster's; it is made where there is a first one.
 
     Raises:
@@ -97,7 +95,6 @@ def unpack(message: bytes, key: bytes = b"") -> Experiment:
     """Returns the experiment in a message; the inverse of `pack`, and of `sendable` after it.
 
     Args:
-        message: the message.
         key: the cluster's key; b"": the message is not trusted, and skeletons are left out.
 
     Raises:
@@ -170,7 +167,6 @@ class Answer:
 
     Attributes:
         kind: how it ended: "returned", "raised" or "interrupted" (by SIGINT).
-        value: the value that was returned.
         error: the exception's class and text, for "raised".
         layer: the exception's attribute `layer`, if it has one.
         traceback: the exception's traceback, as text.
@@ -228,7 +224,6 @@ class Answer:
         """Returns the answer that was packed.
 
         Args:
-            packed: the packed answer.
             key: the cluster's key; b"": a value that is under its MAC is left out.
 
         Raises:
@@ -255,8 +250,6 @@ class Assignment:
         experiment: the experiment, as `sendable` gives it.
         keywords: further arguments, packed by `pack_keywords`.
         own: arguments that differ by rank or attempt; they go before `keywords`.
-        folder: the attempt's folder.
-        rank: the number of this rank.
         trains: whether the function also gets `control`, whose `stop_requested` SIGUSR1 sets, and
             `emit`, which takes a row of metrics.
     """
@@ -293,7 +286,6 @@ class TrainingOutcome:
     Attributes:
         reason: why it ended: "finished", "stopped" (as asked) or "diverged" (the loss is NaN or
             infinite).
-        step: the number of optimizer updates made in all.
         checkpoint: the directory of the newest checkpoint, or None.
         evaluation: the loss and the metrics on the test split; empty where it was not evaluated.
         message: the step and the layer, for "diverged".
@@ -301,7 +293,6 @@ class TrainingOutcome:
             additions) of each row of the record.
         notes: notes on steps and figures that were unlike others, for people.
         given: (operation, phase, rank, bytes that came from that rank in `steps_counted`).
-        steps_counted: the number of steps of this attempt.
     """
 
     reason: EndReason

@@ -40,7 +40,6 @@ class ProcessIdentity:
     """A process, known again whatever ran under its id before, here or elsewhere.
 
     Attributes:
-        pid: the process id.
         started: when it began, in clock ticks since its kernel did: no change of the clock moves
             it.
         boot: which start of which kernel, and which of its process namespaces, the id is of: after
@@ -173,9 +172,6 @@ def renew(path: Path) -> None:
     """Says that the holder of a folder still runs, to who cannot see its process.
 
     To be called every `RENEW_EVERY_S` seconds.
-
-    Args:
-        path: the lock file.
     """
     with suppress(OSError):  # a full disk, or the folder is being removed
         os.utime(path)
@@ -185,9 +181,6 @@ def holder(path: Path) -> ProcessIdentity | None:
     """Returns the process that holds a folder; None where none does.
 
     One of another kernel counts as long as it renews what it wrote; `is_near` is false of it.
-
-    Args:
-        path: the lock file.
     """
     with suppress(OSError, ValueError):  # there is no file, or it names nobody
         pid, started, boot = path.read_text().split()
@@ -199,12 +192,7 @@ def holder(path: Path) -> ProcessIdentity | None:
 
 
 def stat_file(folder: Path, pid: int) -> Path:
-    """Returns where a relay writes what the kernel of the other host says of its engine.
-
-    Args:
-        folder: the cluster's folder.
-        pid: the relay's process id.
-    """
+    """Returns where a relay writes what the kernel of the other host says of its engine."""
     return folder / "relays" / f"{pid}.stat"
 
 

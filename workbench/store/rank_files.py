@@ -27,12 +27,7 @@ LOST = "lost"  # in the file that says that an attempt is withdrawn: why it is
 
 @dataclass(frozen=True)
 class RankFiles:
-    """The files of one rank.
-
-    Attributes:
-        folder: the folder of the attempt.
-        rank: the rank's number.
-    """
+    """The files of one rank."""
 
     folder: Path
     rank: int
@@ -137,7 +132,6 @@ def withdraw(folder: Path, *, lost: bool = False) -> None:
     """Gives an attempt up: ranks that begin later answer "interrupted", and do nothing else.
 
     Args:
-        folder: the attempt's folder.
         lost: whether a rank was lost, so that the others will soon be wanted for the next attempt.
     """
     folder.mkdir(parents=True, exist_ok=True)

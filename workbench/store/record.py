@@ -46,10 +46,7 @@ class Request:
         packed: the packed experiment, or where its file is (`messages.sendable`), at most 64 KiB.
         keywords: the packed further arguments of the ranks (`messages.pack_keywords`), at most 64
             KiB.
-        engines: the number of ranks that are wanted.
         places: the engines that it is to have, and no others; None: any.
-        lease: the number of the lease that a call runs under.
-        directory: the job's folder.
         priority: the priority; higher goes first.
         seconds: the predicted duration in seconds, for backfill; None: it is not known.
         memory_bytes: the predicted memory of each rank, in bytes; None: it is not known.
@@ -57,8 +54,6 @@ class Request:
         preemptible: whether jobs of higher priority may have it paused at a checkpoint.
         steps: the number of steps of the experiment; 0 where it has none.
         max_attempts: the number of failures at the same step after which it is parked.
-        owner: the process that waits for it.
-        tag: the sweep that it is part of.
         needs_weights: whether ranks begin with the model's initial weights, which the assistant
             writes before; they get the file as `weights`.
 
@@ -120,10 +115,7 @@ class ErrorRecord:
 
     Attributes:
         kind: the exception's class; "EngineDied" where a process ended.
-        text: the text that people read.
-        rank: the rank that failed first.
         layer: the layer in which it failed; None where that is not known.
-        remote_traceback: the rank's traceback.
         death: how its process ended, "was ended by SIGKILL".
     """
 
@@ -141,12 +133,9 @@ class AttemptRecord:
 
     Attributes:
         number: the attempt's number, from 1 on.
-        places: the engine of each rank.
         started_at: when it began, in seconds since the epoch.
         ended_at: when it ended, in seconds since the epoch.
-        step: the number of updates that were done when it ended.
         reason: how it ended, for people; "" where it ended well.
-        resumed: the number of updates that were done when it began.
         is_lost: whether a process or a connection was lost, so that the job was tried again.
     """
 
@@ -169,17 +158,12 @@ class JobRecord(Request):
         state: the state, one of `JobState`.
         attempt: the number of the attempt that runs or ran last; 0 before the first.
         held: the engine of each rank of this attempt; () while it holds none.
-        processes: the process of each rank.
         submitted_at: when it was submitted, in seconds since the epoch.
         started_at: when the first attempt began, in seconds since the epoch.
         began_at: when it was given the engines that it holds; None while it holds none.
         ran_s: the seconds for which it held engines before.
         ended_at: when it took a state of `ENDED`, in seconds since the epoch.
-        step: the number of updates that are done.
         reason: why it waits, or how it ended, for people.
-        error: why it failed.
-        checkpoint: the newest whole checkpoint.
-        attempts: the attempts that are over.
         requested: why it is to end its attempt: "stop", "pause", "cancel" or "preempt"; "" while
             it is to go on.
     """
@@ -217,17 +201,13 @@ class EngineRecord:
     """One engine.
 
     Attributes:
-        index: the engine's place in the cluster.
         engine_id: the number by which ipyparallel knows it; None until it has registered.
         process: its process; None until it was started.
-        name: the device's product name.
         kind: the kind of device: "cuda" or "cpu".
         memory_bytes: the memory of the device, in bytes.
         is_assistant: whether it has all of the host, and so only serves jobs that name its place.
         state: the state, one of `EngineState`.
-        job: the number of the job that holds it.
         since: when it took this state, in seconds since the epoch.
-        death: how its last process ended.
         cpu_share: the processor time over time, of one core.
         rss_bytes: the resident memory, in bytes.
         gpu_bytes: the memory in use on its GPU, in bytes.
@@ -275,7 +255,6 @@ class CommandRecord:
         id: the command's number; commands are carried out in this order.
         kind: what is asked: "stop", "pause", "resume", "cancel", "priority", "release",
             "expect_paused", "shutdown" and others.
-        job: the number of the job that it is about.
         payload: the further arguments, plain values.
         at: when it was given, in seconds since the epoch.
         done_at: when it was carried out, or refused, in seconds since the epoch.

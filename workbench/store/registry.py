@@ -93,7 +93,6 @@ def require_trusted(folder: Path, *, trust: bool = False) -> None:
     """Checks that what a cluster's folder has executed, its job server and tasks, is one's own.
 
     Args:
-        folder: the folder of the cluster.
         trust: whether the caller vouches for a folder that was not made by a cluster of theirs.
 
     Raises:

@@ -70,10 +70,6 @@ def new_directory(parent: Path, experiment: Experiment) -> Path:
 
     It holds `experiment.toml`, so that a run can be repeated from its folder.
 
-    Args:
-        parent: the folder of all runs.
-        experiment: the experiment that is run.
-
     Raises:
         OSError: the folder cannot be made.
     """
@@ -96,10 +92,6 @@ def keep_initial(weights: Path, directory: Path) -> None:
 
     They are the same file by another name where both folders are on one file system; else a copy.
 
-    Args:
-        weights: the file.
-        directory: the run's folder.
-
     Raises:
         OSError: the folder cannot be written to, or the disk is full.
     """
@@ -114,7 +106,6 @@ def keep(directory: Path, metrics: "pandas.DataFrame", notes: Sequence[str]) -> 
     """Writes what somebody knows who followed a run to its end.
 
     Args:
-        directory: the run's folder.
         metrics: its metrics, for `metrics.csv`.
         notes: what should be known, for people, for `notes.json`, where there is something.
             Others who follow the run may know of something else: what they noted stays.
@@ -161,15 +152,9 @@ class RunOutcome:
     the end there finds it. It is text, not what ranks answered: reading it executes nothing.
 
     Attributes:
-        job: the number of its job.
-        state: the state that the job ended in.
         reason: how it ended, for people.
-        step: the number of updates that are done.
-        attempts: the attempts at it.
-        error: why it failed.
         ranks: what each rank reported at the end of its training; () where it came to none.
         has_lost_rows: whether a rank could not write some rows of metrics.
-        columns: the columns of the rows that ranks wrote.
     """
 
     job: int
@@ -230,12 +215,7 @@ def complete_checkpoints(directory: Path) -> dict[int, Path]:
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """A checkpoint that is there.
-
-    Attributes:
-        path: the checkpoint's folder.
-        step: the number of updates that were done before it.
-    """
+    """A checkpoint that is there."""
 
     path: Path
     step: int
@@ -252,7 +232,6 @@ def newest_whole(directory: Path, *, checked: bool = True) -> Newest:
     or whose bytes have other checksums, was damaged on its disk, or by somebody.
 
     Args:
-        directory: the folder of the run.
         checked: whether to read the files, for their checksums; else their lengths are enough.
     """
     there = complete_checkpoints(directory)
@@ -283,7 +262,6 @@ def is_whole(path: Path, *, checked: bool = True) -> bool:
     """Returns whether a safetensors file has all the bytes that its header speaks of.
 
     Args:
-        path: the file.
         checked: whether each tensor's CRC-32, where the header tells it, is compared too.
     """
     try:
@@ -373,7 +351,6 @@ class Best:
         """The best one in a run's folder whose checkpoint is there.
 
         Args:
-            directory: the folder.
             by: what is best, as `Experiment.keep_best` has it.
             before: the number of steps after which none counts; None: all do.
         """
@@ -399,9 +376,6 @@ class FolderChanges:
 
     A date is as coarse as seconds, and may be of another host's clock: a folder counts as changed
     until its date has been the same for longer than that here.
-
-    Args:
-        folder: the folder.
     """
 
     def __init__(self, folder: Path) -> None:

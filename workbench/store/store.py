@@ -51,7 +51,6 @@ class Store(Database):
         """Queues a job; returns its number. The last 10,000 are kept, and all unfinished ones.
 
         Args:
-            request: the job.
             number: the number that it is to have, which no job has; None: the next one.
         """
         names = [name for name in JOB_COLUMNS if name in Request.__dataclass_fields__]
@@ -99,7 +98,6 @@ class Store(Database):
         Args:
             states: the states of the jobs; None: any.
             tag: the sweep of the jobs; None: any.
-            after: the number after which jobs are listed.
         """
         chosen: list[str] = []
         arguments: list[Any] = []
@@ -162,12 +160,9 @@ class Store(Database):
         However many servers try, one succeeds: an attempt starts at most once.
 
         Args:
-            number: the job's number.
             attempt: the number of the attempt that it had last, as the caller knows it.
             places: the engine of each rank: each idle, held by this job from an earlier attempt, or
                 by the lease that it runs under.
-            only_in: the states in which it may begin.
-            fields: the other fields that change with it.
 
         Returns:
             Whether the caller may start it now; False where somebody else was first, or an
@@ -205,10 +200,8 @@ class Store(Database):
         """Takes a job's engines from it, which are idle then, and gives it another state.
 
         Args:
-            number: the job's number.
             state: the state that it has from then on: an ended one, "queued" again or "paused".
             only_in: the states in which anything is changed; None: any.
-            fields: the other fields that change with it.
 
         Returns:
             Whether it was changed.
@@ -294,7 +287,6 @@ class Store(Database):
 
         Args:
             kind: what is asked; see `CommandRecord`.
-            job: the number of the job that it is about.
             payload: the further arguments, plain values, as JSON at most 64 KiB.
         """
         text = json.dumps(payload)

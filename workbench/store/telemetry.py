@@ -64,7 +64,6 @@ class Telemetry:
     """A rank's end: collects rows, and appends them from a thread of its own.
 
     Args:
-        files: the files of the rank.
         period_s: the seconds between two writes.
         put_aside_bytes: the size from which on a file is put aside, in bytes.
         kept_whole: how many of those, the newest ones, keep all their rows.
@@ -140,9 +139,6 @@ class RowReader:
 
     Where nothing came it costs one look at the file's size. Any number of them may read, in any
     process; rows that are half written wait for their other half.
-
-    Args:
-        files: the files of the rank.
     """
 
     def __init__(self, files: RankFiles) -> None:
@@ -227,7 +223,6 @@ def newest(path: str | Path, most: int = 1) -> bytes:
 
     Args:
         path: the newest rows of a rank (`RankFiles.rows`).
-        most: how many rows there are at most.
     """
     try:
         with open(path, "rb", buffering=0) as file:
@@ -240,15 +235,7 @@ def newest(path: str | Path, most: int = 1) -> bytes:
 
 
 class AttemptReader:
-    """A reader of the rows of all ranks of one attempt.
-
-    Args:
-        folder: the folder of the attempt.
-        num_ranks: the number of ranks.
-
-    Attributes:
-        tails: the reader of each rank's rows.
-    """
+    """A reader of the rows of all ranks of one attempt."""
 
     def __init__(self, folder: Path, num_ranks: int) -> None:
         self.tails = tuple(RowReader(RankFiles(folder, rank)) for rank in range(num_ranks))
@@ -283,7 +270,6 @@ def thin(files: RankFiles, num_older: int) -> None:
     """Thins the oldest files of those that were put aside; to be called whenever there is one more.
 
     Args:
-        files: the files of a rank.
         num_older: how many of its files are thinned, the last one for the first time.
 
     Raises:

@@ -179,9 +179,7 @@ class Ended:
     """A process that is gone.
 
     Attributes:
-        pid: the process.
         how: how it ended, in words: "was ended by SIGKILL".
-        said: the last that it wrote.
     """
 
     pid: int
@@ -196,10 +194,6 @@ class ClusterProcesses:
     that started them ends.
 
     Args:
-        folder: the cluster's folder.
-        spec: what the cluster is.
-        on_engine: takes an engine that has ended.
-        on_controller: takes a controller that has ended.
         ports: ports for the controller to listen on; none: any.
     """
 
@@ -246,11 +240,7 @@ class ClusterProcesses:
         return int(controller.pid)
 
     def make_template(self, on_ready: Callable[[], None]) -> None:
-        """Starts what engines are forked from, unless all are on GPUs or on other hosts.
-
-        Args:
-            on_ready: is called when engines can be started.
-        """
+        """Starts what engines are forked from, unless all are on GPUs or on other hosts."""
         places = zip(self._spec.devices, self._spec.sites, strict=True)
         # What a driver has told a process before it forks is of no use behind that.
         plain = [

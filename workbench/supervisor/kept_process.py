@@ -17,7 +17,6 @@ class RestartPolicy:
         lasting_s: seconds after which a start counts as good: after that the next one begins at
             once.
         first_s: the wait after the second one in a row that did not; it doubles each time.
-        longest_s: the longest wait.
         most: how many in a row are tried; None: any number.
     """
 
@@ -36,11 +35,7 @@ class RestartPolicy:
 
 
 class Backoff:
-    """Starts of one thing, one after another.
-
-    Args:
-        patience: the rule.
-    """
+    """Starts of one thing, one after another."""
 
     def __init__(self, patience: RestartPolicy) -> None:
         self._patience = patience
@@ -74,12 +69,7 @@ PATIENCE = RestartPolicy(lasting_s=5.0, first_s=0.25, longest_s=10.0)
 
 
 class KeptProcess:
-    """One process of the cluster at a time, in place of the one before.
-
-    Args:
-        name: its name in events.
-        start: starts it.
-    """
+    """One process of the cluster at a time, in place of the one before."""
 
     def __init__(self, name: str, start: Callable[[], psutil.Process]) -> None:
         self._name, self._start = name, start
@@ -88,11 +78,7 @@ class KeptProcess:
         self._due_at: float | None = 0.0
 
     def poll(self, now: float) -> str:
-        """Starts it where it is time to; says how it ended, where it has since the last look.
-
-        Args:
-            now: seconds of a monotonic clock.
-        """
+        """Starts it where it is time to; says how it ended, where it has since the last look."""
         said = ""
         if self._process is not None:
             with suppress(psutil.TimeoutExpired):

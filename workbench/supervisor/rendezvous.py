@@ -21,8 +21,6 @@ def main(folder: Path, address: str, port: int, timeout_s: float) -> None:
     """Opens the store, says where, and keeps it open.
 
     Args:
-        folder: the cluster's folder.
-        address: the address of the interface to listen on.
         port: the port; 0: any that is free.
         timeout_s: how long a rank waits for a value [s].
 

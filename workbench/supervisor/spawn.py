@@ -133,9 +133,7 @@ def become(environment: dict[str, str], arguments: list[str], output: str, netwo
     """Makes a forked process what one would be that was started with these.
 
     Args:
-        environment: its environment.
         arguments: the module that it runs, and what follows it.
-        output: the file to which what it writes is added.
         network: the file of the network namespace to enter; "": none.
 
     Raises:

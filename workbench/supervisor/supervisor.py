@@ -34,13 +34,7 @@ UNFINISHED: tuple[JobState, ...] = ("queued", "starting", "running", "stopping")
 
 
 class Lifetime:
-    """A cluster stays while somebody is attached to it or a job is unfinished, and a while more.
-
-    Args:
-        spec: what the cluster is.
-        store: the cluster's store.
-        now: seconds of a monotonic clock.
-    """
+    """A cluster stays while somebody is attached to it or a job is unfinished, and a while more."""
 
     def __init__(self, spec: ClusterSpec, store: Store, now: float) -> None:
         self._spec, self._store, self._needed_at = spec, store, now
@@ -75,13 +69,7 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Keeps a cluster until it is asked to end it, or nobody needs it any more.
-
-    Args:
-        folder: the cluster's folder.
-        spec: what the cluster is.
-        store: the cluster's store.
-    """
+    """Keeps a cluster until it is asked to end it, or nobody needs it any more."""
 
     def __init__(self, folder: Path, spec: ClusterSpec, store: Store) -> None:
         self._folder, self._spec, self._store = folder, spec, store

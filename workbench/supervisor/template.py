@@ -36,8 +36,6 @@ class EngineTemplate:
     """A template, as its supervisor sees it; to be used where an event loop runs.
 
     Args:
-        command: the command line of an engine.
-        environment: the environment of an engine.
         on_ready: is called when it can fork, or it has turned out that it never can.
     """
 
@@ -73,11 +71,6 @@ class EngineTemplate:
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], output: str) -> int:
         """Forks a process; returns its id.
-
-        Args:
-            command: the command line that would start it.
-            environment: its environment.
-            output: the file to which what it writes is added.
 
         Raises:
             OSError: it could not be forked.

@@ -102,7 +102,6 @@ class CalibrationSpec:
 
     Attributes:
         rows: the numbers of rows of each rank, ascending.
-        precision: the precision of the layers.
         optimizer: the optimizer whose updates are measured; None: SGD with momentum.
         data: the data that is loaded; None: synthetic.
         within_s: about how long all of it may take, in seconds.
@@ -167,7 +166,6 @@ class Calibration:
         """Measures what is missing; each finding is kept on disk at once.
 
         Args:
-            plans: the plans whose layers are measured.
             fresh: whether to forget what is kept.
             machine: the machine to complete, instead of what is kept.
             keep: whether to look for what is kept, and to keep what is found.

@@ -51,9 +51,7 @@ class Rebalanced:
     """One change of shares.
 
     Attributes:
-        seen_at: the step whose times brought it about.
         sizes: Rows of each rank, or 64ths of the filters, from then on.
-        replan: what became of it.
     """
 
     seen_at: int

@@ -104,7 +104,6 @@ def checks_of(scheme: Scheme, cluster: Cluster) -> Iterator[list[Check]]:
     """Yields the checks of what a scheme states, and then those on engines.
 
     Args:
-        scheme: the scheme.
         cluster: its engines, two or more, which are one group.
     """
     size = len(cluster)

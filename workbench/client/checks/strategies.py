@@ -34,10 +34,6 @@ def checks_of(strategy: Strategy, cluster: Cluster) -> list[Check]:
     each step is what was predicted; that a run that is resumed goes on as the uninterrupted one;
     and that another plan leaves weights and states as they were.
 
-    Args:
-        strategy: the strategy.
-        cluster: a cluster whose engines are free.
-
     Raises:
         ExperimentError: what it states excludes each other.
         ClusterError: engines are in use.

@@ -28,7 +28,6 @@ def checks_on(
     """Sums on all engines of a cluster, by this algorithm and through this codec.
 
     Args:
-        cluster: the engines.
         algorithm: the algorithm; one of your own, or "ring" or "direct".
         codec: the codec; None: values stay as they are, and the sum must be exact.
 

@@ -51,11 +51,9 @@ class HostRecord:
     """One of the hosts that a cluster's engines are on.
 
     Attributes:
-        name: the host's name.
         processor: the model of its processor; "" for a host that this process was not on.
         cores: the logical cores that engines are pinned to; 0: they are pinned to none.
         memory_bytes: the memory of the host, or of its largest GPU, in bytes.
-        gpus: the names of the GPUs that engines have.
     """
 
     name: str

@@ -42,7 +42,6 @@ class SourceText:
     """The text of one class or function.
 
     Attributes:
-        name: its name.
         place: the file and the line, or the notebook's cell, in which it stands.
         text: the text itself; "" where it cannot be had.
     """

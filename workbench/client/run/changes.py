@@ -16,7 +16,6 @@ class News:
     """What changed since the last look.
 
     Attributes:
-        experiment: what runs now.
         notes: what was carried out, for people.
         is_replanned: whether it goes on under another plan of ours.
     """
@@ -27,11 +26,7 @@ class News:
 
 
 class Changes:
-    """The changes of one run. Its callers take turns.
-
-    Args:
-        directory: the run's folder.
-    """
+    """The changes of one run. Its callers take turns."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -49,9 +44,6 @@ class Changes:
         """Requests another plan.
 
         Args:
-            experiment: what runs now.
-            plan: the plan to go on under.
-            machine: the machine by which to predict how long it takes.
             is_over: says whether the run has ended.
 
         Raises:
@@ -66,11 +58,7 @@ class Changes:
         return replan
 
     def news(self, experiment: Experiment) -> News:
-        """What was carried out meanwhile; what cannot be read now is news the next time.
-
-        Args:
-            experiment: what ran at the last look.
-        """
+        """What was carried out meanwhile; what cannot be read now is news the next time."""
         requests, self._requests = self._requests, RunRequests(self._directory)
         try:
             replanned, changed = self._replanned(), requests.changed()

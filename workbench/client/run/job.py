@@ -110,13 +110,10 @@ class Job:
     """A job of the job server. It does not depend on us: any number of these may watch it.
 
     Args:
-        link: the way to the cluster.
-        id: the job's number.
         after: the attempt whose successors are watched; earlier rows are not told.
         keep: the engines of the cluster, which have to stay while the job goes on.
 
     Attributes:
-        id: the job's number.
         has_lost_rows: whether a rank says that it could not write some rows.
     """
 
@@ -262,12 +259,7 @@ def told(over: AttemptRecord) -> str:
 
 
 def exception_of(error: ErrorRecord, own: str) -> Exception:
-    """What the job server says went wrong, as the exception that it is.
-
-    Args:
-        error: what it says.
-        own: what the rank itself said.
-    """
+    """What the job server says went wrong, as the exception that it is."""
     if error.kind == "EngineDied":
         return EngineDied(error.text, error.rank, error.death)
     if error.kind in _PLAIN:

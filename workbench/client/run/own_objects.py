@@ -32,8 +32,6 @@ def kept(value: T, folder: Path, place: str = "") -> T:
     """An experiment or a plan with all own objects in files, each named by its content.
 
     Args:
-        value: what is to run.
-        folder: the cluster's folder.
         place: the value's own place, for errors.
 
     Raises:

@@ -11,14 +11,7 @@ from workbench.client.run.run import Run, State
 
 
 class PastRun(Run):
-    """A run that has ended. Its experiment and its folder are read when they are first needed.
-
-    Args:
-        number: the number of its job.
-        directory: the run's folder.
-        state: how it ended.
-        read: returns the run with all that it has measured.
-    """
+    """A run that has ended. Its experiment and its folder are read when they are first needed."""
 
     def __init__(self, number: int, directory: Path, state: State, read: Callable[[], Run]) -> None:
         # Not `Run.__init__`, which follows the job: the other attributes come from `read`.

@@ -26,12 +26,7 @@ class Rows(Sequence[Row]):
     second one stays, or every fourth and so on, and those after which the model was evaluated, as
     far as they are few.
 
-    Args:
-        most: the number of rows from which on they are thinned.
-
     Attributes:
-        num_arrived: the rows that have ever come.
-        stride: the distance between the oldest steps that are left.
         peaks: the highest `peak_bytes` of each rank's rows, those that are gone included.
     """
 

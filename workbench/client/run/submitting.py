@@ -40,10 +40,7 @@ def request(
     """What is submitted; makes the run's folder.
 
     Args:
-        engines: the engines of the cluster.
         experiment: what to run; its own objects are files.
-        priority: higher goes first.
-        tag: the sweep that it is part of.
         name: the job's name; "": its model's.
         module: a module with other values than the one that was traced; see `Cluster.train`.
         weights: other initial values; see `Cluster.train`.
@@ -116,9 +113,7 @@ def module_values(experiment: Experiment, module: nn.Module | None, folder: Path
     """Writes the values of a user's own module, here and now; None for a model by name.
 
     Args:
-        experiment: what is to run.
         module: a module with other values than the one that was traced here; None: that one.
-        folder: the cluster's folder.
 
     Raises:
         ModelError: the module was traced elsewhere, and none is given; or it is another one than

@@ -28,9 +28,6 @@ def try_out(experiment: Experiment) -> Seen | None:
 
     Data that ranks make, from "module:function", is not made here.
 
-    Args:
-        experiment: what is to run.
-
     Returns:
         The range in which the loss was tried; None: it is not the user's own, or was not tried.
 

@@ -50,7 +50,6 @@ def follow(run: Waited, timeout: float | None, progress: bool | None) -> bool:
     """Waits in this thread for a run's end; whether it came in time.
 
     Args:
-        run: the run.
         timeout: the seconds after which it is given up; None: never.
         progress: whether to show a bar; None: where there is somebody to see it.
     """
@@ -79,11 +78,7 @@ async def reach(run: Waited, step: int) -> bool:
 
 
 class Bar:
-    """The steps of a run as a progress bar, with its state, and the loss beside it.
-
-    Args:
-        run: the run.
-    """
+    """The steps of a run as a progress bar, with its state, and the loss beside it."""
 
     def __init__(self, run: Waited) -> None:
         from tqdm.auto import tqdm  # a widget in a notebook; it looks for one when it is imported

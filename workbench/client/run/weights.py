@@ -14,8 +14,6 @@ def weights_of(
     """The weights and buffers of a checkpoint, whole.
 
     Args:
-        directory: the run's folder.
-        experiment: what it ran.
         newest: its newest checkpoint; None: there is none.
         ema: whether weights are the averaged ones.
         best: whether to take the checkpoint of the best evaluation.

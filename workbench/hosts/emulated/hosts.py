@@ -327,15 +327,8 @@ def _html(hosts: Hosts) -> Markup:
 class Emulation:
     """The hosts' network and control groups; what processes that died left of theirs is removed.
 
-    Args:
-        names: the names of the hosts.
-        speeds: the part of its cores' time that each host gets.
-        link: the link of each host to the switch.
-
     Attributes:
-        parts: the cores of each host.
         devices: the device that one engine would have if it had a host for itself, for each host.
-        network: the hosts' addresses and namespaces.
         groups: the file of each host that takes a process into its control group.
         end: a function that removes all of it and ends what runs in it. It is called also when the
             last reference goes, and before the interpreter does.

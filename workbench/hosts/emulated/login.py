@@ -67,10 +67,7 @@ def serve(
 
     Args:
         run: a function that makes a command line run on the host of an index.
-        names: the names of the hosts.
-        addresses: the addresses of the hosts.
         folder: the folder of the profile, the keys and the configuration.
-        engines: the number of engines on each host.
 
     Returns:
         The processes, which end with their hosts.

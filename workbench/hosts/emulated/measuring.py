@@ -36,8 +36,6 @@ def measure(
 
     Args:
         command: a function that makes a command line run on the host of an index.
-        addresses: the address of each host.
-        threads: the number of threads that keep each host's cores busy.
         s: the seconds for the processors, and again for the links.
 
     Raises:

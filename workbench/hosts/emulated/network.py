@@ -110,7 +110,6 @@ class HostNetwork:
     Attributes:
         tag: the tag in the names of all that belongs to it.
         address: the address of this process, as the hosts see it.
-        addresses: the address of each host.
     """
 
     tag: str

@@ -29,7 +29,6 @@ class CpuController:
     """The cpu controller of the control groups.
 
     Attributes:
-        folder: the folder in which groups are made.
         version: 1 or 2.
     """
 
@@ -61,8 +60,6 @@ class CpuController:
         """Makes the group of a host and returns the file that takes a process into it.
 
         Args:
-            tag: the tag of the network.
-            index: the index of the host.
             cpus: the processors' worth of time that the host gets; None: as much as there is.
 
         Raises:

@@ -116,11 +116,7 @@ def _follow(supervisor: Wire, serving: "Serving") -> None:
 
 
 class Serving:
-    """One engine after another, each for one relay.
-
-    Args:
-        variables: what their environments have besides what relays say.
-    """
+    """One engine after another, each for one relay."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables

@@ -49,10 +49,6 @@ WORKING: tuple[JobState, ...] = ("queued", "starting", "running")
 class Gathering:
     """Other hosts, for as long as they are needed.
 
-    Args:
-        folder: the cluster's folder.
-        launch: how hosts are started and found.
-
     Raises:
         ClusterError: this host cannot listen as it is told to.
     """
@@ -226,7 +222,6 @@ def sites_of(chosen: Sequence[Hello], folder: Path, lease_s: float) -> tuple[Sit
 
     Args:
         chosen: the agents of the engines, in the engines' order.
-        folder: the cluster's folder.
         lease_s: the seconds after which a host that is silent counts as lost.
     """
     relay = (sys.executable, "-P", "-m", RELAY)
@@ -286,7 +281,6 @@ def log_in_once(config: Any, engines: int) -> None:
 
     Args:
         config: the configuration of a profile, which is changed.
-        engines: the number of engines that there shall be.
 
     Raises:
         ClusterError: the profile has too few engines.
@@ -318,7 +312,6 @@ class AllocationLimit:
     """Pauses what trains, some time before the hosts are taken away.
 
     Args:
-        store: the cluster's store.
         ends_at: when the hosts are taken away, in seconds since the epoch; None: never, as far as
             is known.
         notice_s: the seconds before that in which runs are paused.

@@ -33,11 +33,7 @@ class Hello:
     """One agent.
 
     Attributes:
-        host: what its host offers to it.
         slot: the index of its process among its launcher's; None: the launcher does not say.
-        address: the address on which it listens.
-        port: the port on which it listens.
-        interface: the interface that has that address.
         versions: the versions of Python and of what has to be the same everywhere.
         ends_at: when its allocation ends, in seconds since the epoch; None: it does not know.
     """
@@ -140,12 +136,10 @@ class Reception:
     """Listens for agents, and knows which of them are still there.
 
     Args:
-        key: the cluster's key.
         address: the address to listen at; "": all of this host's.
         ports: the ports to choose from; None: any.
 
     Attributes:
-        nonce: the word that this cluster's agents say first.
         complaint: why one of them cannot work, as somebody says who need not know the key; "" as
             long as nobody does.
 

@@ -192,9 +192,7 @@ def welcome(
     """Takes connections until the listener is closed, each in a thread of its own.
 
     Args:
-        listener: the socket that listens.
         greet: has the other end prove that it knows the key; it has `PATIENCE_S` in all.
-        take: takes a connection whose other end has.
     """
     strangers: dict[Wire, float] = {}  # and how long they are waited for, the oldest first
     lock = threading.Lock()
