@@ -80,19 +80,12 @@ class RunsDry(Protocol):
         Args:
             encoded_bytes: the bytes of so many values that are encoded together; None: they
                 travel as they are.
-
-        Raises:
-            OwnObjectError: its ranks do not fit together.
         """
         ...
 
 
 def algorithm_of(own: Own) -> RunsDry:
-    """The algorithm itself.
-
-    Raises:
-        OwnObjectError: it cannot be loaded, or is none.
-    """
+    """The algorithm itself."""
     return cast(RunsDry, extension_of(own, "algorithms"))
 
 
@@ -103,9 +96,6 @@ def dry_run(
 
     Args:
         own: the algorithm, which must not change once it was given.
-
-    Raises:
-        OwnObjectError: it cannot be loaded, or its ranks do not fit together.
     """
     return _dry_run(_Identified(own), elements, itemsize, ranks, codec)
 
@@ -192,10 +182,6 @@ def chosen(
             is a host of its own.
         beside: whether the data are in a rank's own memory, and are reduced while the rank
             computes.
-
-    Raises:
-        ValueError: an unknown algorithm, or one that cannot take a codec.
-        OwnObjectError: an own algorithm that is to take a codec cannot be loaded.
     """
     if isinstance(algorithm, Own):
         if codec and not algorithm_of(algorithm).takes_codec:

@@ -139,11 +139,7 @@ class OwnCodec(Value):
         return f"{said}, with error feedback" if self.error_feedback else said
 
     def encoded_bytes(self, length: int) -> int:
-        """The bytes of `length` values that are encoded together; of none, none.
-
-        Raises:
-            OwnObjectError: it cannot be loaded, or says something else than a number of bytes.
-        """
+        """The bytes of `length` values that are encoded together; of none, none."""
         if length == 0:
             return 0
         size = extension_of(self.own, "codecs").encoded_bytes(length)
@@ -160,11 +156,7 @@ AnyCodec = Codec | OwnCodec
 
 
 def as_codec(value: Any) -> Any:
-    """Converts a codec's name, or a codec of a person's own, to the value; leaves values alone.
-
-    Raises:
-        ValueError: there is no such codec.
-    """
+    """Converts a codec's name, or a codec of a person's own, to the value; leaves values alone."""
     if value is None or isinstance(value, AnyCodec | Mapping):
         return value
     found = named(value, "codecs", get_args(CodecName), "codec")

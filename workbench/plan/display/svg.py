@@ -88,11 +88,7 @@ def document(parts: Iterable[Markup], width: float, height: float, **look: str |
 
 
 def stacked(documents: Sequence[Markup], gap: int = 14) -> Markup:
-    """Whole pictures below each other, as one.
-
-    Raises:
-        ValueError: a picture has no viewBox.
-    """
+    """Whole pictures below each other, as one."""
     parts, y, widest = list[Markup](), float(gap), 0.0
     for each in documents:
         found = _BOX.search(each)

@@ -80,11 +80,7 @@ Source: the default of fairseq's `--min-loss-scale`.
 
 
 def check_scaled(precision: Precision, given: object, sync: Sync) -> None:
-    """Checks that a loss scale has a use, and that a step of fp16 can be skipped.
-
-    Raises:
-        ValueError: it cannot; the text says why, and what is valid.
-    """
+    """Checks that a loss scale has a use, and that a step of fp16 can be skipped."""
     if precision != "fp16":
         if given is not None:
             raise ValueError(
@@ -138,11 +134,7 @@ class Schedule:
 
 
 def check_rows(plan: Plan, schedule: Schedule) -> None:
-    """Checks that a plan gives every rank as many rows of every batch as each layer needs.
-
-    Raises:
-        ExperimentError: a rank has too few rows; the text names the batch, the rank and the layer.
-    """
+    """Checks that a plan gives every rank as many rows of every batch as each layer needs."""
     for layer in plan.graph.layers:
         least = _least(layer, schedule)
         if least == 0:

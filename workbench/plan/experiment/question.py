@@ -14,11 +14,7 @@ from workbench.plan.plans.plan import Plan
 
 
 def required_plan(asker: str, given: Any) -> Plan:
-    """The plan that is given, or that of an experiment.
-
-    Raises:
-        PlanError: it is neither; the text says how to have a plan.
-    """
+    """The plan that is given, or that of an experiment."""
     if isinstance(given, Experiment):
         own: Plan = given.plan
         return own
@@ -37,11 +33,7 @@ def required_plan(asker: str, given: Any) -> Plan:
 
 
 def required_machine(asker: str, given: Any) -> Machine:
-    """The machine that is given.
-
-    Raises:
-        MachineError: it is none; the text says how to have one.
-    """
+    """The machine that is given."""
     if isinstance(given, Machine):
         return given
     raise MachineError(
@@ -60,11 +52,7 @@ def experiment_of(
     optimizer: Optimizer | str | None = None,
     precision: str | None = None,
 ) -> Experiment:
-    """The experiment of a plan: the one that is given, or else a `usual` step.
-
-    Raises:
-        ExperimentError: something else was given, or two experiments; or it cannot run this plan.
-    """
+    """The experiment of a plan: the one that is given, or else a `usual` step."""
     if isinstance(given, Experiment):
         if experiment is not None:
             raise ExperimentError(f"{asker} takes one Experiment, got two")

@@ -96,11 +96,7 @@ class StepFunction(Value):
         return self
 
     def factor(self, step: int) -> float:
-        """What the optimizer's rate is multiplied by in a step.
-
-        Raises:
-            OwnObjectError: the function cannot be loaded, fails, or gives no number >= 0.
-        """
+        """What the optimizer's rate is multiplied by in a step."""
         try:
             factor = float(self.function.loaded(step))
         except OwnObjectError:
@@ -116,11 +112,7 @@ class StepFunction(Value):
         return factor
 
     def check(self, optimizer: AnyOptimizer, steps: int) -> None:
-        """Checks that it is a schedule of so many steps with this optimizer.
-
-        Raises:
-            ValueError: it is not; the text says what would be.
-        """
+        """Checks that it is a schedule of so many steps with this optimizer."""
         _check_reads_rates(optimizer)
         if self.function.held is not None:
             self.factor(steps - 1)

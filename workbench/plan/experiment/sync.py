@@ -602,12 +602,7 @@ Sync = Annotated[
 
 
 def check_own(sync: Sync) -> None:
-    """Loads what is a person's own in a strategy, and checks that it goes together.
-
-    Raises:
-        OwnObjectError: it cannot be loaded, or is no algorithm or codec.
-        ValueError: the algorithm cannot take the codec.
-    """
+    """Loads what is a person's own in a strategy, and checks that it goes together."""
     algorithm, codec = sync.summing
     if isinstance(algorithm, Own):
         algorithm_of(algorithm)
@@ -624,12 +619,7 @@ def warm(sync: Sync) -> Pipelined:
 
 
 def check_pieces(plan: Plan, sync: Sync) -> None:
-    """Checks that no weight steps by a piece of other ranks' rows alone: some tokens, or heads.
-
-    Raises:
-        ValueError: a layer with weights is computed piece by piece, and weights step before the
-            ranks' gradients are summed; the text names the layer.
-    """
+    """Checks that no weight steps by a piece of other ranks' rows alone: some tokens, or heads."""
     per_round = isinstance(sync, Synchronous) and sync.per_round
     if not (sync.timing.of_weights or per_round) or not plan.is_at_hand:
         return

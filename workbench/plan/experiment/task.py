@@ -342,11 +342,7 @@ def as_metrics(given: object) -> object:
 
 
 def as_data(given: object) -> object:
-    """One data set, or one to train on and one to evaluate on, for `TorchData` of them.
-
-    Raises:
-        ValueError: a tuple has not two entries.
-    """
+    """One data set, or one to train on and one to evaluate on, for `TorchData` of them."""
     if given is None or isinstance(given, Value | Mapping):
         return given
     if isinstance(given, tuple):
@@ -359,11 +355,7 @@ def as_data(given: object) -> object:
 
 
 def made(own: Own) -> Any:
-    """What a place has: a data set or (train, test), or what the function or class there makes.
-
-    Raises:
-        OwnObjectError: it cannot be imported, or what is to make the data raises.
-    """
+    """What a place has: a data set or (train, test), or what the function or class there makes."""
     found = own.loaded
     is_made = isinstance(found, type) or not hasattr(found, "__getitem__")
     if not (own.is_imported and callable(found) and is_made):
@@ -378,12 +370,7 @@ def made(own: Own) -> Any:
 
 
 def with_steps(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an experiment, with the steps that follow from its epochs or tokens.
-
-    Raises:
-        ValueError: epochs of data whose samples are not known, tokens of a model that reads none,
-            several of these, or other steps than they are.
-    """
+    """The fields of an experiment, with the steps that follow from its epochs or tokens."""
     size, steps = given.get("batch_size", 128), given.get("steps")
     counts = {name: given[name] for name in ("epochs", "tokens") if given.get(name) is not None}
     if len(counts) > 1:
@@ -417,11 +404,7 @@ def with_steps(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_evaluated(data: DataSet, asked: Sequence[str]) -> None:
-    """Checks that there is a split to evaluate on, where something is asked that needs one.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Checks that there is a split to evaluate on, where something is asked that needs one."""
     if asked and isinstance(data, TorchData) and data.test is None:
         raise ValueError(
             f"{asked[0]}: nothing is evaluated, as data has no test split; give "

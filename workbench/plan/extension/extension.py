@@ -54,11 +54,7 @@ def installed(kind: str) -> Mapping[str, Own]:
 
 
 def extension_of(own: Own, kind: str) -> Any:
-    """The extension itself; of a class, an object of it.
-
-    Raises:
-        OwnObjectError: it cannot be loaded or made, or is no extension of this kind.
-    """
+    """The extension itself; of a class, an object of it."""
     found = own.loaded
     if isinstance(found, type):
         found = _object_of(found, str(own))
@@ -92,10 +88,6 @@ def named(given: object, kind: str, names: Sequence[str], what: str = "") -> obj
         given: a name, in any case, "module:attribute", an extension or its class, or an entry of a
             text.
         what: one of them, for the error; "": it says the kind.
-
-    Raises:
-        ValueError: there is none of this name, or the object is no extension of this kind, or
-            cannot be made.
     """
     if given is None or isinstance(given, Own):
         return given

@@ -34,11 +34,7 @@ def own_key() -> bytes:
 
 
 def seal(content: bytes, key: bytes) -> bytes:
-    """Returns bytes under their MAC.
-
-    Raises:
-        ValueError: the key is none.
-    """
+    """Returns bytes under their MAC."""
     return _mac(content, key) + content
 
 
@@ -56,21 +52,12 @@ def unseal(sealed: bytes, key: bytes) -> bytes:
 
 
 def pack(value: object, key: bytes) -> bytes:
-    """Returns a value, pickled, under its MAC.
-
-    Raises:
-        ValueError: the key is none.
-    """
+    """Returns a value, pickled, under its MAC."""
     return seal(pickle.dumps(value), key)
 
 
 def unpack(sealed: bytes, key: bytes) -> Any:
-    """Returns the value that was packed, which may execute what its owner wrote.
-
-    Raises:
-        SealError: it is not as the owner of the key has left it.
-        ValueError: the key is none.
-    """
+    """Returns the value that was packed, which may execute what its owner wrote."""
     return loads(unseal(sealed, key))
 
 

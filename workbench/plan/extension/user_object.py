@@ -81,11 +81,7 @@ class Own(Value):
         return own
 
     def opened(self) -> "Own":
-        """The same with the object of its file, which this process executes.
-
-        Raises:
-            OwnObjectError: the file cannot be read, or is not as it was written.
-        """
+        """The same with the object of its file, which this process executes."""
         if self.is_imported:
             _ = self.loaded
         if self._held is not None or not self.file:
@@ -176,11 +172,7 @@ class Own(Value):
 
 
 def taken(given: object) -> object:
-    """An object, "module:attribute", or an entry of a text, for its `Own`.
-
-    Raises:
-        ValueError: a text that is no place to import from.
-    """
+    """An object, "module:attribute", or an entry of a text, for its `Own`."""
     if isinstance(given, Own) or given is None:
         return given
     if isinstance(given, dict) and "name" in given and given.keys() <= {"name", "file"}:
@@ -213,11 +205,7 @@ OwnObject = Annotated[Any, BeforeValidator(taken)]
 
 
 def called(given: object) -> object:
-    """As `taken`, for what is called.
-
-    Raises:
-        ValueError: a class in place of its object, or what is neither called nor updated.
-    """
+    """As `taken`, for what is called."""
     own = taken(given)
     held = own.held if isinstance(own, Own) else None
     if isinstance(held, type):
@@ -261,9 +249,5 @@ def mapped(value: Any, change: Callable[[Own, str], Own], place: str = "") -> An
 
 
 def opened(value: Any) -> Any:
-    """A value whose own objects are all there, from their files: on the ranks of a run.
-
-    Raises:
-        OwnObjectError: a file cannot be read, or is not as it was written.
-    """
+    """A value whose own objects are all there, from their files: on the ranks of a run."""
     return mapped(value, lambda own, _: own.opened())

@@ -28,9 +28,6 @@ def readable(
 
     Args:
         meant: the meaning of each field, by its name.
-
-    Raises:
-        ValueError: pydantic's validation fails; it is of the given type.
     """
     try:
         yield

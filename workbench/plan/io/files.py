@@ -28,9 +28,6 @@ def replacing(path: Path, *, durable: bool = True, shared: bool = False) -> Iter
         durable: whether it outlasts a failure of power; a wait for the disk. Otherwise the file may
             be empty after one, and is whole after the end of any process.
         shared: whether others may write into it whom the umask, or the old file's mode, lets.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written to.
     """
     part = path.with_name(f".{path.name[:200]}.{uuid.uuid4().hex[:8]}.part")
     try:
@@ -81,9 +78,6 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> No
 
     Args:
         durable: whether it outlasts a failure of power; see `replacing`.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written to.
     """
     with replacing(path, durable=durable) as part:
         part.write_bytes(_packed(content))
@@ -94,9 +88,6 @@ def save_text(path: Path, text: str) -> None:
 
     A link leads to the file that is replaced. What is no file, as "/dev/stdout", or lies where no
     other file can be made, is written to as it is.
-
-    Raises:
-        OSError: it cannot be written.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not (target.is_file() and os.access(target.parent, os.W_OK)):
@@ -118,9 +109,6 @@ def make_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> bool:
 
     Returns:
         Whether this call made it.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written to.
     """
     own = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
@@ -175,12 +163,7 @@ def bytes_of(path: str | Path, error: type[ValueError]) -> bytes:
 
 
 def text_of(path: str | Path, error: type[ValueError]) -> str:
-    """Returns a file's text, in UTF-8; as `bytes_of`.
-
-    Raises:
-        ValueError: the causes of `bytes_of`, or it is no text; it is of the given type.
-        OSError: the file cannot be read.
-    """
+    """Returns a file's text, in UTF-8; as `bytes_of`."""
     try:
         return bytes_of(path, error).decode()
     except UnicodeDecodeError as wrong:
@@ -188,12 +171,7 @@ def text_of(path: str | Path, error: type[ValueError]) -> str:
 
 
 def toml_of(text: str, error: type[ValueError]) -> dict[str, Any]:
-    """Returns what a text in TOML says.
-
-    Raises:
-        ValueError: it is not TOML, nested too deeply, or has a whole number beyond 64 bits; it is
-            of the given type.
-    """
+    """Returns what a text in TOML says."""
     try:
         content = tomllib.loads(text)
     except ValueError as wrong:  # a number of thousands of digits is none of tomllib's own errors

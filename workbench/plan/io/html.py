@@ -87,10 +87,6 @@ def save(shown: Displayable, path: str | Path, picture: Callable[[], str] | None
 
     Args:
         picture: what gives the picture, as a document; None: there is none.
-
-    Raises:
-        OSError: the file cannot be written.
-        ValueError: the name has another ending.
     """
     path = Path(path)
     match path.suffix.lower():
@@ -117,10 +113,6 @@ def save_value(
 
     Args:
         text: a function that gives the text, from which the value can be read again.
-
-    Raises:
-        OSError: the file cannot be written.
-        ValueError: the name has the ending of a picture of another kind.
     """
     if Path(path).suffix.lower() in _SHOWN:
         save(value, path, picture)

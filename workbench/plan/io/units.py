@@ -57,11 +57,7 @@ def rate(bandwidth: float) -> str:
 
 
 def bandwidth_of(given: str | float) -> float:
-    """Bytes/s of a number, which is just that, or of text such as "1gbit" or "2.5 Gbit/s".
-
-    Raises:
-        ValueError: a text with another unit.
-    """
+    """Bytes/s of a number, which is just that, or of text such as "1gbit" or "2.5 Gbit/s"."""
     if not isinstance(given, str):
         return float(given)
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)(?:/s)?\s*", given.lower())

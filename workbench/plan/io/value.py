@@ -54,11 +54,7 @@ class Value(PydanticModel, metaclass=_OwnNames):
     _refusal: ClassVar[type[ValueError]] = ExperimentError
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuses a class of somebody's own: ranks get a value as text, and would not know it.
-
-        Raises:
-            TypeError: the class was not defined in this package.
-        """
+        """Refuses a class of somebody's own: ranks get a value as text, and would not know it."""
         super().__init_subclass__(**options)
         if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
             raise TypeError(
@@ -226,11 +222,7 @@ def _entry(value: Any) -> str:
 
 
 def _inline(value: Any) -> str:
-    """A value on one line.
-
-    Raises:
-        TypeError: TOML has no such value.
-    """
+    """A value on one line."""
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, bool):

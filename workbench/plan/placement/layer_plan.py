@@ -122,11 +122,7 @@ class LayerPlan:
 
 
 def as_scheme(given: object) -> object:
-    """The name of a built-in scheme, or the `Own` of another; unknown names stay as they are.
-
-    Raises:
-        PlanError: it is no scheme.
-    """
+    """The name of a built-in scheme, or the `Own` of another; unknown names stay as they are."""
     # To look at what is installed takes milliseconds, and plans have many layers.
     if isinstance(given, str) and given in SCHEMES:
         return str(given)
@@ -160,11 +156,7 @@ def placed_by_scheme(
 def checked(
     graph: Graph, choices: Mapping[str, LayerPlan], world_size: int
 ) -> dict[str, LayerPlan]:
-    """The choices that differ from the default, in the model's order: equal plans print alike.
-
-    Raises:
-        PlanError: a choice for an unknown layer, or an invalid one.
-    """
+    """The choices that differ from the default, in the model's order: equal plans print alike."""
     for name in choices:
         require(graph, name)
     chosen = {}
@@ -178,11 +170,7 @@ def checked(
 
 
 def checked_tokens(tokens: Tokens, choices: Mapping[str, LayerPlan]) -> Tokens:
-    """Whether tokens are divided between cut layers, and how; equal shares are True.
-
-    Raises:
-        PlanError: it is neither a truth value nor shares, or the groups have other sizes.
-    """
+    """Whether tokens are divided between cut layers, and how; equal shares are True."""
     if isinstance(tokens, bool):
         return tokens
     if not isinstance(tokens, Sequence) or isinstance(tokens, str):
@@ -204,9 +192,6 @@ def require(graph: Graph, name: str, valid: Sequence[str] = ()) -> None:
 
     Args:
         valid: the names to suggest instead; none: all layers that can be split.
-
-    Raises:
-        PlanError: there is no such layer; the nearest are suggested.
     """
     try:
         graph[name]
@@ -216,11 +201,7 @@ def require(graph: Graph, name: str, valid: Sequence[str] = ()) -> None:
 
 
 def check(layer: Layer, choice: LayerPlan, world_size: int) -> None:
-    """Checks that the layer and the world allow a choice.
-
-    Raises:
-        PlanError: an invalid choice; the text names the layer, what was given and what is valid.
-    """
+    """Checks that the layer and the world allow a choice."""
     place = f"layer {layer.name!r}"
     _check_recompute(place, layer, choice.recompute)
     if choice.recompute and replace(choice, recompute=False) == LayerPlan():
@@ -318,11 +299,7 @@ def segments_of(graph: Graph, chosen: Set[str], apart: Set[str]) -> tuple[tuple[
 
 
 def matching(patterns: Iterable[str], graph: Graph) -> list[str]:
-    """The layers with these names, and those that match a pattern and process samples.
-
-    Raises:
-        PlanError: nothing matches; the nearest names are suggested.
-    """
+    """The layers with these names, and those that match a pattern and process samples."""
     seeing = [layer.name for layer in graph.layers if layer.rows]
     every = {layer.name for layer in graph.layers}
     found: list[str] = []

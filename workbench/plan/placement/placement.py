@@ -198,11 +198,7 @@ def is_share(value: object) -> bool:
 
 
 def checked_shares(shares: Sequence[float] | None, ranks: int) -> tuple[float, ...] | None:
-    """The relative shares of ranks; None where all are equal.
-
-    Raises:
-        PlanError: the shares are not one number >= 0 for each rank, or all are zero.
-    """
+    """The relative shares of ranks; None where all are equal."""
     if shares is None:
         return None
     given = tuple(shares) if isinstance(shares, Sequence) else (shares,)
@@ -228,11 +224,7 @@ def group_sizes(world_size: int) -> tuple[int, ...]:
 
 
 def require_group(group_size: int | None, world_size: int) -> int:
-    """The size of shard groups; None: all ranks.
-
-    Raises:
-        PlanError: the group size does not divide the world.
-    """
+    """The size of shard groups; None: all ranks."""
     k = world_size if group_size is None else group_size
     if k not in group_sizes(world_size):
         valid = ", ".join(map(str, group_sizes(world_size)))

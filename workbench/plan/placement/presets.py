@@ -276,9 +276,6 @@ def filters(graph: Graph, group_size: int, shares: Shares, grain: int) -> dict[s
     Args:
         shares: the relative filters of each rank of a group; or such for each pattern of layer
             names, of which the first match counts; None, or no match: equal.
-
-    Raises:
-        PlanError: a pattern that matches no layer which can be split.
     """
     names = [layer.name for layer in graph.layers if layer.kind in SPLITTABLE]
     for pattern in shares if isinstance(shares, Mapping) else ():
@@ -294,11 +291,7 @@ def filters(graph: Graph, group_size: int, shares: Shares, grain: int) -> dict[s
 
 
 def shares_of_rows(shares: Shares, world_size: int, group_size: int) -> tuple[float, ...] | None:
-    """The shares of rows that go with these shares of filters; None: equal.
-
-    Raises:
-        PlanError: shares, or those of a pattern, that are not `group_size` numbers >= 0.
-    """
+    """The shares of rows that go with these shares of filters; None: equal."""
     every = shares if isinstance(shares, Mapping) else {"": shares}
     found = [checked_shares(given, group_size) for given in every.values()]
     if isinstance(shares, Mapping) or found[0] is None:

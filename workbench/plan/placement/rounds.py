@@ -47,11 +47,7 @@ class Tail:
 
 
 def tail_of(graph: Graph, flow: Flow) -> Tail | None:
-    """The tail of a model under a flow; None where nothing is gathered.
-
-    Raises:
-        RoundsError: the layers after the gather cannot process a part of the rows at a time.
-    """
+    """The tail of a model under a flow; None where nothing is gathered."""
     entries = [
         (producer, reader.name, step)
         for reader in graph.layers

@@ -55,9 +55,6 @@ def together(
 
     Args:
         choices: the choices so far, whose recomputation stays.
-
-    Raises:
-        PlanError: it cannot have that choice, or another layer cannot hold the weights so.
     """
     found = {name: choice}
     if name not in graph.shares_weights:
@@ -80,11 +77,7 @@ def together(
 
 
 def check_tied(graph: Graph, choices: Mapping[str, LayerPlan]) -> None:
-    """Checks that layers which share weights hold them alike.
-
-    Raises:
-        PlanError: they do not; the text names both, and what each of them holds.
-    """
+    """Checks that layers which share weights hold them alike."""
     for layer in graph.layers if graph.shares_weights else ():
         if not layer.shared:
             continue
@@ -138,11 +131,7 @@ def kept_whole(graph: Graph) -> frozenset[str]:
 
 
 def check_evaluated(graph: Graph, flow: Callable[[], Flow]) -> None:
-    """Checks that what evaluation reads otherwise than training is whole.
-
-    Raises:
-        PlanError: it is cut; the text names the layer, and who reads its weights in evaluation.
-    """
+    """Checks that what evaluation reads otherwise than training is whole."""
     for name, reader in read_otherwise(graph).items():
         for weight in graph[graph[name].shared or name].weights:
             placed = flow().weights[weight.name]

@@ -124,11 +124,7 @@ class ModulePlan:
 
 
 def module_plan_of(plan: PlanOfModules) -> ModulePlan:
-    """A plan in torch's words.
-
-    Raises:
-        PlanError: torch cannot say it; the text names the layer, the reason, and what to change.
-    """
+    """A plan in torch's words."""
     graph = plan.graph
     _check(plan)
     split = {name: one for name, one in plan.layers.items() if one.group_size > 1}

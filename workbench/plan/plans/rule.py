@@ -86,11 +86,7 @@ BUILT_IN = MappingProxyType({rule.name: rule for rule in (DataParallel(), Hybrid
 
 
 def plan_by(rule: Rule, graph: Graph, world_size: int, group_size: int | None = None) -> Plan:
-    """The plan that a rule makes, which is checked to be one for this model and these ranks.
-
-    Raises:
-        PlanError: the rule raised, or made something else; the text names it.
-    """
+    """The plan that a rule makes, which is checked to be one for this model and these ranks."""
     try:
         if isinstance(rule, GroupRule):
             plan: object = rule.plan(graph, world_size, group_size)

@@ -68,11 +68,7 @@ def to_toml(plan: PlanFields) -> str:
 
 
 def read(content: Mapping[str, Any], graph: Graph | None, *, trust: bool) -> dict[str, Any]:
-    """The fields of a Plan from parsed TOML.
-
-    Raises:
-        PlanError: a missing table, an unknown key, a wrong type, or another model.
-    """
+    """The fields of a Plan from parsed TOML."""
     head = content.get("plan")
     if not isinstance(head, dict):
         raise PlanError("no [plan] table in this text")
@@ -213,12 +209,7 @@ def _read_inputs(read: "_GraphEntry") -> tuple[Input, ...]:
 
 
 def _read_graph(entry: Any) -> Graph | None:
-    """The model that a text describes, each of its values of the type that its class says.
-
-    Raises:
-        PlanError: a value is missing, unknown, of another type or out of range, or names a layer
-            that is not there; or the description is not as it was written.
-    """
+    """The model that a text describes, each of its values of the type that its class says."""
     if entry is None:
         return None
     with readable(PlanError, "[graph]"):
