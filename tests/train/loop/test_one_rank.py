@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.train.checkpoint.saving import Alone
-from tests.train.runs import pieces_of
+from tests.train.runs import go_on, pieces_of
 from tests.train.strategies.own import Adaptive, EveryThird, Heavy, Prox, SlowMo
 from workbench.comm.messages.recorder import Recorder
 from workbench.model.errors import CheckpointError
@@ -91,14 +91,6 @@ def plain(steps, late):
     return losses, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def trained(state, steps):
-    losses = []
-    for step in range(steps):
-        losses.append(state.stepper.run(step).loss)
-        state.stepper.update()
-    return losses, pieces_of(state)
-
-
 @pytest.mark.parametrize(
     ("fields", "late"),
     [
@@ -113,7 +105,8 @@ def trained(state, steps):
 )
 def test_a_rank_trains_as_plain_torch_does(weights, fields, late):
     """Also over an epoch's last batch, of 6 samples."""
-    found, left = trained(started(weights, **fields), 5)
+    state = started(weights, **fields)
+    found, left = go_on(state, range(5)), pieces_of(state)
     expected, then = plain(5, late)
     assert found == pytest.approx(expected, rel=1e-9)
     assert left.keys() == then.keys()
@@ -183,9 +176,7 @@ def test_gradients_of_the_step_before_are_forgotten(weights):
 
 
 def keep_going(state, steps):
-    for step in steps:
-        state.stepper.run(step)
-        state.stepper.update()
+    go_on(state, steps)
     return pieces_of(state)
 
 

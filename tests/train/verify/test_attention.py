@@ -1,4 +1,4 @@
-"""Verification of transformers, attention cut by heads, dropout inside and behind it; of rounds."""
+"""Verification of transformers, of rounds, and of models with several heads."""
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from workbench.model.tracing.trace import trace
 from workbench.model.vision import torchvision
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.plans.plan import Plan
+from workbench.train.verify.whole_model import trained_on
 
 RANKS = 3
 
@@ -120,3 +121,31 @@ def test_heads_in_rounds_are_exact(on_ranks, tmp_path, rounds):
     plan = plan.with_layer("attention", scheme="shard_heads").with_rounds(rounds)
     assert plan.tail is not None
     exact(on_ranks, tmp_path, plan, module)
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 5)
+        self.beside, self.further = nn.Linear(6, 5), nn.Linear(6, 5)
+
+    def forward(self, x):
+        h = torch.tanh(self.body(x))
+        return self.beside(h), self.head(h), h, self.further(torch.tanh(h))
+
+
+def test_auxiliary_heads_are_trained_as_one_process_trains_them(on_ranks, tmp_path):
+    torch.manual_seed(0)
+    module = Heads()
+    outputs = ("auxiliary", "prediction", "unused", "auxiliary")
+    graph = trace(module, input_shape=(4,), outputs=outputs)
+    plan = Plan.data_parallel(graph, 2).with_layer("beside", scheme="shard_out", group_size=2)
+    found = exact(on_ranks, tmp_path, plan, module)
+    compared = {d.name for d in found.differences if d.what == "output"}
+    assert compared == {"head", "beside", "further"}
+
+
+def test_heads_that_a_model_was_built_without_are_none():
+    a, b = torch.zeros(1), torch.ones(1)
+    assert trained_on(a) == (a,)
+    assert trained_on((a, None, b)) == (a, b)
