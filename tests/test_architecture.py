@@ -99,7 +99,6 @@ FOLDERS_IN_CIRCLES = {
         "model/tracing/trials",
     },
     "predict": {"predict", "predict/time"},
-    "search": {"predict/search", "predict/search/bounds", "predict/search/limit"},
 }
 
 # Names of modules in strings that the table does not permit. This list can only shrink, too.

@@ -11,7 +11,7 @@ from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.placement.placement import ROWS, Layout, Partial, Replicate, Shard
 from workbench.plan.placement.tied import read_otherwise
 from workbench.plan.plans.plan import Plan
-from workbench.predict.search.space.choices import options_of
+from workbench.predict.search.choices import options_of
 
 SHARES = (2, 0, 1)
 

@@ -31,7 +31,6 @@ def test_the_bound_holds_for_all_plans_and_the_best_is_found(batch_size):
         world_size=2,
         batch_size=batch_size,
         schemes=OWN,
-        rounds=False,
         recompute=False,
     )
     experiment = wb.Experiment(

@@ -18,23 +18,12 @@ from tests.predict.search.machines import machine, machines
 from workbench.model.tracing.trace import trace
 from workbench.plan.io.errors import ExperimentError, MachineError, PlanError
 from workbench.plan.placement.layer_plan import LayerPlan
-from workbench.plan.placement.rounds import RoundsError
 from workbench.plan.plans.plan import Plan
 from workbench.predict.search import MemoryLimitError, search
-from workbench.predict.search.limit import bytes_of
-from workbench.predict.search.space.choices import options_of
+from workbench.predict.search.choices import options_of
+from workbench.predict.search.refusal import bytes_of
 
 MOMENTUM = wb.SGD(lr=0.1, momentum=0.9)
-
-
-def in_rounds(plan):
-    yield plan
-    try:
-        if plan.tail:
-            yield plan.with_rounds("B")
-            yield plan.with_rounds("B/K")
-    except RoundsError:
-        pass
 
 
 def subsets(names):
@@ -52,7 +41,7 @@ def every_plan(graph, world, recompute=False, options=None):
         except PlanError:  # layers with one table that do not hold it alike
             continue
         for names in subsets(again):
-            yield from in_rounds(plan.with_recompute(*names) if names else plan)
+            yield plan.with_recompute(*names) if names else plan
 
 
 def tried(graph, some, world, batch=8, known=None, **how):
@@ -81,7 +70,9 @@ def check(graph, some, world, found, limit, **fields):
         assert info.value.needed == info.value.least == min(size for _, size in found)
         return
     result = searched(graph, some, world, limit, **fields)
-    assert result.step_time == pytest.approx(min(fitting), rel=1e-9)
+    if result.plan.rounds == "BK":
+        assert result.step_time == pytest.approx(min(fitting), rel=1e-9)
+    assert result.step_time <= min(fitting) * (1 + 1e-9)
     assert result.gap == 0
     assert result.prediction.memory.peak_bytes <= limit
 

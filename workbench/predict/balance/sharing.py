@@ -18,7 +18,7 @@ from workbench.predict.balance.partition import Partition, partition
 from workbench.predict.balance.time_model import TimeModel
 from workbench.predict.balance.times import UNITS, PlanTimes, Sizes
 from workbench.predict.prediction import predict
-from workbench.predict.search.limit import bytes_of
+from workbench.predict.search.refusal import bytes_of
 
 Limit = float | str | Sequence[float | str]
 

@@ -1,6 +1,6 @@
 """The search for the plan with the least predicted step time."""
 
-from workbench.predict.search.limit.memory_limit import MemoryLimitError
+from workbench.predict.search.refusal import MemoryLimitError
 from workbench.predict.search.result import SearchResult
 from workbench.predict.search.search import search
 

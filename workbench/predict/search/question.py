@@ -12,7 +12,7 @@ from workbench.plan.io.errors import MachineError, PlanError
 from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.layer_plan import LayerPlan, check
 from workbench.plan.plans.plan import Plan
-from workbench.predict.search.space.choices import (
+from workbench.predict.search.choices import (
     Pin,
     Shares,
     checked_sizes,
@@ -21,7 +21,7 @@ from workbench.predict.search.space.choices import (
     pinned,
     ways_to_share,
 )
-from workbench.predict.search.space.trellis import Floats
+from workbench.predict.search.trellis import Floats
 from workbench.predict.time.duration import Speeds, layer_seconds
 from workbench.program.rows import Rows, micro_batches
 
@@ -41,7 +41,6 @@ class Question:
         ways: the choices that layers with one table can have together.
         weights: the weight of each rank in the mean of times, its relative speed [ranks].
         pinned: the choices that the user has fixed, by the layer's name, recomputation included.
-        rounds: whether a sharded tail may run in rounds.
         recompute: whether layers may be recomputed in the backward pass.
         seconds: the seconds after which a search among many plans returns what it has; None: once
             it finds no better ones.
@@ -55,7 +54,6 @@ class Question:
     ways: tuple[Mapping[str, LayerPlan], ...]
     weights: Floats
     pinned: Mapping[str, Pin]
-    rounds: bool
     recompute: bool
     seconds: float | None
 
@@ -112,7 +110,6 @@ def question_of(
     pin: Mapping[str, Pin] | None,
     group_sizes: Sequence[int] | None,
     shares: Sequence[Shares] | bool,
-    rounds: bool,
     recompute: bool,
     seconds: float | None,
     schemes: Sequence[object] = (),
@@ -155,7 +152,7 @@ def question_of(
         raise PlanError(f"time_limit must be a positive number of seconds, got {seconds!r}")
     ways = ways_to_share(plan.graph, world, options)
     return Question(
-        experiment, machine, limit, sizes, options, ways, weights, pins, rounds, recompute, seconds
+        experiment, machine, limit, sizes, options, ways, weights, pins, recompute, seconds
     )
 
 

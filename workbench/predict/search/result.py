@@ -13,10 +13,10 @@ from workbench.plan.io.units import size
 from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.plans.plan import Plan
 from workbench.predict.prediction import Prediction
-from workbench.predict.search.bounds.relaxation import Priced
 from workbench.predict.search.evaluation import EvaluatedPlan
 from workbench.predict.search.question import Question
-from workbench.predict.search.space.trellis import Trellis
+from workbench.predict.search.relaxation import Priced
+from workbench.predict.search.trellis import Trellis
 
 if TYPE_CHECKING:
     import pandas
@@ -74,7 +74,7 @@ class SearchResult:
         plan: the best plan found.
         prediction: the prediction of this plan.
         bound: a lower bound in seconds: no plan that was asked for and fits is predicted to take
-            less; plans that divide tokens are left out of it.
+            less; plans that divide tokens or run in rounds are left out of it.
         seconds: the seconds that the search took.
         memory_limit: the memory limit of a rank, in bytes.
         judged: the number of plans that were predicted in full.
@@ -121,6 +121,8 @@ class SearchResult:
 
     def __repr__(self) -> str:
         proven = "proven best" if self.gap == 0 else f"at most {self.gap:.2%} above the best"
+        if self.plan.rounds != "BK":
+            proven += " of plans without rounds"
         return (
             f"<SearchResult {self.plan.graph.source.name} on {self.plan.world_size} ranks: "
             f"{self.step_time * 1e3:,.4g} ms a step, {proven}; "

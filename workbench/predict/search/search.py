@@ -1,11 +1,11 @@
 """The search for the plan with the least predicted step time that fits, with a lower bound.
 
-    1  All plans are the paths of a trellis (`space/`), with costs whose sum is a lower bound of the
-       predicted step time (`bounds/`) and memory (`limit/`).
+    1  All plans are the paths of a trellis, with costs whose sum is a lower bound of the predicted
+       step time (`relaxation.py`).
     2  The plans that are cheapest at the mixes by which the bound is tightened, and the presets
        that the bound does not rule out, are predicted in full.
     3  Where a memory limit binds, plans that fit are looked for, and a bound on them
-       (`limit/`); a limit below the least memory of all plans is refused before that.
+       (`memory_limit.py`); a limit below the least memory of all plans is refused before that.
     4  Further plans follow in the order of their bound. When the next bound is no less than the
        best prediction, that one is proven to be the best of all.
 
@@ -16,17 +16,18 @@ Small models are searched until the best plan is proven; for large ones the best
 returned once it is near enough, or no better one has been found for as long again, or the time is
 over, with the lower bound: the gap is certified, against predicted step time.
 
-Recomputing layers only costs time, and is done only where the limit requires it. Rounds save memory
-too, and overlap a gather with computation.
+Recomputing layers only costs time, and is done only where the limit requires it.
 
-The bound is one of plans whose ranks have own rows between cut layers. To divide tokens instead
-(`Plan.shard_tokens`) moves as much; it is tried on what was found, and gains where a batch has
-fewer rows than ranks.
+The bound is one of plans whose ranks have own rows between sharded layers, all at once. To divide
+tokens instead (`Plan.shard_tokens`) moves as much; it is tried on what was found, and gains where a
+batch has fewer rows than ranks. To run a tail in rounds may hide a gather; it is tried on what was
+found, too.
 """
 
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -39,17 +40,16 @@ from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.placement.rounds import Rounds, RoundsError
 from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.resident import STAGING_BYTES
-from workbench.predict.search.bounds.costs import StepCosts
-from workbench.predict.search.bounds.relaxation import Relaxation, Terms
+from workbench.predict.search.choices import LocalPlacement, Pin, Shares
+from workbench.predict.search.construction import trellis_of
+from workbench.predict.search.costs import StepCosts
 from workbench.predict.search.evaluation import EvaluatedPlan, Evaluator, uncollected
-from workbench.predict.search.limit.limited_search import MemoryLimitedSearch
-from workbench.predict.search.limit.memory_costs import MemoryCosts
-from workbench.predict.search.limit.memory_limit import MemoryLimitError, bytes_of, refusal
+from workbench.predict.search.memory_limit import LimitedSearch
 from workbench.predict.search.question import Question, question_of
+from workbench.predict.search.refusal import MemoryLimitError, bytes_of, refusal
+from workbench.predict.search.relaxation import Relaxation, Terms
 from workbench.predict.search.result import Reason, SearchResult, reasons_of
-from workbench.predict.search.space.choices import LocalPlacement, Pin, Shares
-from workbench.predict.search.space.construction import trellis_of
-from workbench.predict.search.space.trellis import Trellis, cheapest_sums
+from workbench.predict.search.trellis import cheapest_sums
 from workbench.predict.time.duration import load_seconds
 from workbench.program.buckets import BYTES
 from workbench.program.rows import HostLayout, micro_batches
@@ -60,7 +60,6 @@ ENUMERABLE = 4096
 # second gap after so many seconds; or so many seconds after the last find.
 _SURE, _NEAR, PATIENCE, _IN_VAIN = 0.002, 0.01, 0.6, 0.4
 _MOST_SECONDS = 10.0  # where nothing else was said
-_LEAST_SECONDS = 0.6  # to find what memory every plan needs
 _IN_ROUNDS: tuple[Rounds, ...] = ("B/K", "B")
 _FRONT = 6
 
@@ -77,8 +76,7 @@ class PlanSearch:
         self.question, self.began = question, began
         self.worked = time.thread_time()  # limits are for work, whoever else is at work
         self.evaluator = Evaluator(question.experiment, question.machine, question.limit)
-        parts = [k for k in question.sizes if k > 1] if question.rounds else []
-        self.costs = StepCosts(question.experiment, question.machine, question.weights, parts)
+        self.costs = StepCosts(question.experiment, question.machine, question.weights)
         placement = LocalPlacement(question.graph, question.options)
         self.trellis = trellis_of(question.graph, placement, question.options, self.costs)
         self.recomputable = [question.may_recompute(layer) for layer in question.graph.layers]
@@ -105,6 +103,7 @@ class PlanSearch:
                 if error.least <= self.question.limit:  # one that fits may be there
                     bound = min(bound, part.least_seconds)
         self._judge_tokens()
+        self._judge_rounds()
         best = self.evaluator.best
         if best is None:
             raise min(refusals, key=lambda error: error.least)
@@ -166,32 +165,17 @@ class PlanSearch:
         Raises:
             MemoryLimitError: no plan that fits was found.
         """
-        limited, until = self.limited(self.question.limit, self.evaluator), self._until
-        self._lean()
-        least = 0.0
+        bound = self._limited.search(self.question.limit, self.evaluator)
+        for plan in self._lean_presets() if self.evaluator.best is None else ():
+            self.evaluator.evaluate(plan)
         if self.evaluator.best is None:
-            least = limited.least(min(until, time.thread_time() + _LEAST_SECONDS))
-        if least <= self.question.limit:
-            limited.search(until)
-        if self.evaluator.best is None:
-            raise self._refusal(least)
-        return limited.bound
-
-    def limited(self, limit: float, evaluator: Evaluator) -> MemoryLimitedSearch:
-        """The same search under another memory limit."""
-        return MemoryLimitedSearch(
-            replace(self.question, limit=int(limit)),
-            self._memory_costs,
-            self.costs,
-            self.all.terms,
-            self._resident(),
-            evaluator,
-        )
+            raise self._refusal(self._limited.least)
+        return bound
 
     @cached_property
-    def _memory_costs(self) -> Trellis:
-        """The trellis with the costs of memory and rounds."""
-        return self.trellis.priced(MemoryCosts(self.costs))
+    def _limited(self) -> LimitedSearch:
+        common = self.question, self.trellis, self.costs, self.all.terms
+        return LimitedSearch(*common, self.all.tightest().mix, self._resident())
 
     def _terms(self) -> Terms:
         """The terms that the bounds have in common."""
@@ -200,14 +184,7 @@ class PlanSearch:
         links = [machine.within] if machine.across is None else [machine.within, machine.across]
         free = (1 - min(link.busy for link in links)) / machine.slowdown
         apart = isinstance(sync, Synchronous) and not sync.per_round
-        return Terms(
-            fixed=self._fixed(),
-            slowed=1 - free,
-            apart=apart,
-            rounds=question.rounds and self._hides(),
-            parts=self.costs.parts,
-            lasting=not isinstance(sync, Synchronous) or not sync.per_round,
-        )
+        return Terms(fixed=self._fixed(), slowed=1 - free, apart=apart)
 
     def _resident(self) -> float:
         """Bytes that every rank holds besides weights: its rows, and its staging."""
@@ -230,12 +207,6 @@ class PlanSearch:
         status = speeds.topology(range(world)).all_reduce((3 + world) * 8, "auto", beside=False)
         return float(self.question.weights @ seconds) + status.seconds
 
-    def _hides(self) -> bool:
-        """Whether a gather can run beside a tail in rounds: not in memory that all ranks share."""
-        sizes = (k for k in self.question.sizes if k > 1)
-        topologies = [self.costs.speeds.topology(range(k)) for k in sizes]
-        return any(not topology.memory or len(topology.hosts) > 1 for topology in topologies)
-
     def _first_plans(self) -> None:
         """Evaluates presets and the cheapest plans, as far as their bounds are below the best."""
         bound, found = self.least_seconds, list(self.all.seen())
@@ -246,19 +217,14 @@ class PlanSearch:
         for one in sorted(found, key=lambda one: one.least_seconds):
             if one.least_seconds < self.evaluator.seconds and not self._enough(bound):
                 self.evaluator.evaluate(self.question.plan(one.choices))
-        if self.evaluator.best is not None and not self._enough(bound):
-            self._judge_rounds(self.evaluator.best.plan)
 
-    def _judge_rounds(self, plan: Plan) -> list[EvaluatedPlan]:
-        """Evaluates a plan in the rounds that it can run in."""
-        if not self.question.rounds:
-            return []
-        try:
-            if plan.tail is None:
-                return []
-        except RoundsError:
-            return []
-        return [self.evaluator.evaluate(plan.with_rounds(rounds)) for rounds in _IN_ROUNDS]
+    def _judge_rounds(self) -> None:
+        """Evaluates the best plan with its tail in rounds."""
+        best = self.evaluator.best
+        if best is not None:
+            with suppress(RoundsError):
+                for rounds in _IN_ROUNDS if best.plan.tail is not None else ():
+                    self.evaluator.evaluate(best.plan.with_rounds(rounds))
 
     def _judge_tokens(self) -> None:
         """Evaluates the best plan with divided tokens; the presets too, where ranks lack rows."""
@@ -267,11 +233,15 @@ class PlanSearch:
             return
         plans = [best.plan]
         if np.min(micro_batches(self.question.experiment)) == 0:
-            plans += [p for p in self._presets() if self.trellis.path(p.layers) is not None]
+            plans += self._possible_presets()
         for plan in plans:
             divided = plan.with_shard_tokens()
             if divided.flow != plan.flow:
                 self.evaluator.evaluate(divided)
+
+    def _possible_presets(self) -> list[Plan]:
+        """The presets whose choices are among those to consider."""
+        return [plan for plan in self._presets() if self.trellis.path(plan.layers) is not None]
 
     def _presets(self) -> Iterator[Plan]:
         graph, world = self.question.graph, self.question.world_size
@@ -280,18 +250,14 @@ class PlanSearch:
             if k > 1:
                 yield Plan.hybrid(graph, world, k)
 
-    def _lean(self) -> None:
-        """Evaluates presets with recomputed layers, until one fits."""
-        if not self.question.recompute or self.evaluator.best is not None:
-            return
+    def _lean_presets(self) -> list[Plan]:
+        """The presets with most layers recomputed, in segments of equal length."""
+        if not self.question.recompute:
+            return []
         recomputable = [layer.name for layer in self.question.graph.layers if self._may(layer.name)]
         length = max(2, round(len(recomputable) ** 0.5))
         recomputed = [name for index, name in enumerate(recomputable) if (index + 1) % length]
-        for preset in self._presets():
-            if self.trellis.path(preset.layers) is not None:
-                plan = self.question.plan(preset.layers, recomputed)
-                self.evaluator.evaluate(plan)
-                self._judge_rounds(plan)
+        return [self.question.plan(p.layers, recomputed) for p in self._possible_presets()]
 
     def _may(self, name: str) -> bool:
         return self.question.may_recompute(self.question.graph[name])
@@ -343,26 +309,22 @@ class PlanSearch:
         if base.least_seconds >= self.evaluator.seconds:
             return
         plain = self.evaluator.evaluate(self.question.plan(base.choices))
-        ways = [plain, *self._judge_rounds(plain.plan)]
-        if min(one.step_time for one in ways) >= self.evaluator.seconds:
+        if plain.step_time >= self.evaluator.seconds:
             return
         for recomputed, more in cheapest_sums(self.all.forward(path, self.recomputable)):
             if base.serial_s + more >= self.evaluator.seconds or self._enough(bound):
                 return
-            plan = self.question.plan(base.choices, recomputed)
-            self.evaluator.evaluate(plan)
-            self._judge_rounds(plan)
+            self.evaluator.evaluate(self.question.plan(base.choices, recomputed))
 
     def _front(self) -> tuple[EvaluatedPlan, ...]:
         """The evaluated plans on the Pareto front, and some for smaller limits."""
         best = self.evaluator.best
         assert best is not None
-        limited = self.limited(best.peak_bytes, self.evaluator)
-        low = limited.least(time.thread_time() + PATIENCE)
+        low = self._limited.least
         for part in range(1, _FRONT):
             limit = int(low + (best.peak_bytes - low) * part / _FRONT)
             evaluator = Evaluator(self.question.experiment, self.question.machine, limit)
-            self.limited(limit, evaluator).search(time.thread_time() + PATIENCE)
+            self._limited.search(limit, evaluator)
             self.evaluator.take(evaluator)
         return self.evaluator.front()
 
@@ -380,7 +342,6 @@ def search(
     pin: Mapping[str, Pin] | None = None,
     group_sizes: Sequence[int] | None = None,
     shares: Sequence[Shares] | bool = True,
-    rounds: bool = True,
     recompute: bool = True,
     time_limit: float | None = None,
     schemes: Sequence[object] = (),
@@ -404,7 +365,6 @@ def search(
         group_sizes: the group sizes to consider besides 1; None: all that divide the world.
         shares: the unequal shares to consider beside equal ones. True: by the speed of the
             machine's devices, where they differ. False: none.
-        rounds: whether a sharded tail may run in rounds.
         recompute: whether layers may be recomputed in the backward pass.
         time_limit: the seconds of work after which a search returns what it has; among many plans
             it ends before that once no plan can be faster by more than 1 %. None: 10 seconds, and
@@ -435,7 +395,6 @@ def search(
         pin=pin,
         group_sizes=group_sizes,
         shares=shares,
-        rounds=rounds,
         recompute=recompute,
         seconds=time_limit,
         schemes=schemes,

@@ -17,7 +17,7 @@ from workbench.plan.plans.plan import Plan
 from workbench.plan.plans.rule import BUILT_IN as RULES
 from workbench.plan.plans.rule import GroupRule, Rule
 from workbench.predict.search import MemoryLimitError, search
-from workbench.predict.search.limit import bytes_of
+from workbench.predict.search.refusal import bytes_of
 from workbench.predict.search.result import summary
 
 

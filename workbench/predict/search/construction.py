@@ -16,8 +16,8 @@ from workbench.plan.graph.graph import Graph, Layer
 from workbench.plan.placement.layer_plan import LayerPlan, placed_by_scheme
 from workbench.plan.placement.placement import ROWS, Layout, Replicate
 from workbench.plan.placement.rules import CARRIES_PARTIAL, SPLITTABLE, read_each
-from workbench.predict.search.space.choices import LocalPlacement, Preference, preference_of
-from workbench.predict.search.space.trellis import (
+from workbench.predict.search.choices import LocalPlacement, Preference, preference_of
+from workbench.predict.search.trellis import (
     Cost,
     Costs,
     Floats,

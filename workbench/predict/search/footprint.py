@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from workbench.plan.experiment.experiment import Experiment, Synchronous
+from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.graph.graph import Graph, Layer
 from workbench.plan.machine.machine import Machine
 from workbench.plan.machine.work import PlacedLayers
@@ -27,7 +27,7 @@ from workbench.predict.memory.workspaces import (
     Workspaces,
     attention,
 )
-from workbench.predict.search.space.trellis import Floats
+from workbench.predict.search.trellis import Floats
 from workbench.program.buckets import KEEPS_GRADIENT_BYTES, itemsize, piece
 from workbench.program.operations import HALF, computes_in_half
 from workbench.program.rows import Counts, Rows, tiled
@@ -63,7 +63,6 @@ class Footprints:
         self.workspaces = Workspaces(machine, range(rows.world_size), experiment.precision)
         sync = experiment.sync
         self.rewrites = not self.half and not sync.timing.of_weights
-        self.anew = isinstance(sync, Synchronous) and sync.per_round  # in every round
         self.kept = {layer.name: saved_by(plan, layer) for layer in self.graph.layers}
 
     def of(
@@ -86,18 +85,22 @@ class Footprints:
             alone: the layer so placed, with its weights.
         """
         if layer.name not in self.learns or layer.kind in ("parameter", "size"):
-            return (0.0,) * (2 + 2 * SLOTS + 4)
+            return (0.0,) * (3 + SLOTS)
         output = self._bytes(layer.name, given).mean() if self.gives(layer.name) else 0.0
         slots = [self.read(layer, name, read) for name in self.slots(layer)]
         slots += [0.0] * (SLOTS - len(slots))
         beside = self._beside(layer, choice, given)
         transient = self._transient(layer, choice, read, given, alone)
-        return beside, float(output), *slots, *(0.0,) * SLOTS, *transient
+        return beside, float(output), *slots, transient
 
     def slots(self, layer: Layer) -> list[str]:
         """The inputs of a layer that can be saved for it or others, at most `SLOTS`."""
         found = [name for name in dict.fromkeys(layer.inputs) if self.counts(self.root(name))]
         return found[:SLOTS]
+
+    def roots(self, layer: Layer) -> list[str]:
+        """The values whose memory the `slots` of a layer are."""
+        return [self.root(name) for name in self.slots(layer)]
 
     def root(self, name: str) -> str:
         """The value whose memory this one is a view of: itself, if it is no view."""
@@ -156,15 +159,14 @@ class Footprints:
         read: Layout,
         given: Layout,
         alone: PlacedLayers,
-    ) -> tuple[float, float, float, float]:
-        """(transient, space, arrived, made), see `memory_costs.py`."""
+    ) -> float:
+        """The bytes of gradients and workspace that are alive in its backward pass alone."""
         placed = alone.flow.weights
         arrived = self._bytes(layer.name, given).astype(np.float64)
         if layer.rows == 0:
-            return 0.0, 0.0, 0.0, 0.0
+            return 0.0
         if self.kept[layer.name].passes:
-            only = float(arrived.mean())
-            return only, only, only, 0.0
+            return float(arrived.mean())
         wanted = [n for n in dict.fromkeys(layer.inputs) if n in self.learns and self._rows(n)]
         made = np.zeros(len(arrived))
         for name in wanted:
@@ -176,23 +178,19 @@ class Footprints:
         before = _or_none(space.backward) if wanted else 0.0
         beside_made = arrived + made + _or_none(space.beside_weights)
         room = np.maximum(arrived + np.maximum(before, later), beside_made)
-        first, further = self._made(layer, placed)
-        most = np.maximum(room, beside_made + first).mean()
-        only = float((arrived + made).mean())
-        return float(most), float(room.mean()), only, float(further.mean())
+        return float(np.maximum(room, beside_made + self._made(layer, placed)).mean())
 
-    def _made(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> tuple[Floats, Floats]:
-        """Bytes of its weights' gradients on each rank [ranks]: (in the first round, later)."""
-        first = further = np.zeros(self.rows.world_size)
+    def _made(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> Floats:
+        """Bytes of its weights' gradients on each rank [ranks]."""
+        made = np.zeros(self.rows.world_size)
         for index, weight in enumerate(layer.weights):
             if not weight.trainable:
                 continue
             where = placed[weight.name]
             size = piece(where, self.rows.world_size) * itemsize(where, self.precision)
             rewritten = self.rewrites and layer.kind == "linear" and index == 0
-            fresh = size * ((size < KEEPS_GRADIENT_BYTES) | (not rewritten))
-            first, further = first + fresh, further + (fresh if self.anew else size)
-        return first, further
+            made = made + size * ((size < KEEPS_GRADIENT_BYTES) | (not rewritten))
+        return made
 
     def _workspace(
         self,

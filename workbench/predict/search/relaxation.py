@@ -6,9 +6,8 @@ on average over ranks, a step takes at least
     f + b + s g + u       sums hold up the compute lane of the same rank for s of their time
     f + g + u             sums begin when forward has ended, and follow each other
 
-where a gather that could run beside a tail in rounds counts for s of its time, or not at all; and
-so is any mean of the two, which is a sum over layers and conversions. Memory is left to
-`limit/memory_trellis.py`.
+and so does any mean of the two, which is a sum over layers and conversions. Memory is left to
+`memory_limit.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,15 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.plan.placement.layer_plan import LayerPlan
-from workbench.predict.search.bounds.costs import (
+from workbench.predict.search.costs import (
     BACKWARD,
     FORWARD,
-    GATHER,
     GRADIENTS,
     LAYER,
     UPDATE,
 )
-from workbench.predict.search.space.trellis import Floats, Stage, Trellis, Weighted
+from workbench.predict.search.trellis import Floats, Stage, Trellis, Weighted
 
 _MOST_MEETINGS = 12
 
@@ -38,17 +36,11 @@ class Terms:
         fixed: the seconds that every plan takes: loading, and the fixed cost of a step.
         slowed: the share of a gradient reduction's time that its rank loses on the compute lane.
         apart: whether gradient reductions begin only after the forward pass.
-        rounds: whether gathers may run beside a tail.
-        parts: the group sizes of the tails that may run in rounds.
-        lasting: whether weight gradients of one round are kept in the next.
     """
 
     fixed: float
     slowed: float
     apart: bool
-    rounds: bool
-    parts: tuple[int, ...]
-    lasting: bool
 
 
 @dataclass(frozen=True)
@@ -107,7 +99,7 @@ class Relaxation:
         """All plans, priced at a mean of the two bounds."""
         known = self._seen.get(mix)
         if known is None:
-            alike = {id(s): _seconds(s, mix, self.terms) for s in self._distinct}
+            alike = {id(s): seconds_of(s, mix, self.terms) for s in self._distinct}
             edges = [alike[id(stage)] for stage in self.trellis.stages]
             paths = Weighted(self.trellis, edges)
             known = self._seen[mix] = Priced(mix, paths, self.found(paths.best()))
@@ -126,9 +118,8 @@ class Relaxation:
         """The plan of a path."""
         stages = zip(self.trellis.stages, path, strict=True)
         totals = np.sum([stage.costs[edge] for stage, edge in stages], axis=0)
-        gather = totals[GATHER] * self.terms.rounds
-        sides = totals[LAYER] + totals[FORWARD] - gather + totals[UPDATE] + self.terms.fixed
-        whole = sides + totals[BACKWARD] + self.terms.slowed * (totals[GRADIENTS] + gather)
+        sides = totals[LAYER] + totals[FORWARD] + totals[UPDATE] + self.terms.fixed
+        whole = sides + totals[BACKWARD] + self.terms.slowed * totals[GRADIENTS]
         beside = sides + totals[GRADIENTS] if self.terms.apart else 0.0
         return RelaxedPlan(self.trellis.choices(path), float(whole), float(beside))
 
@@ -158,13 +149,12 @@ class Relaxation:
         return max((low, high), key=self.bound)
 
 
-def _seconds(stage: Stage, mix: float, terms: Terms) -> Floats:
+def seconds_of(stage: Stage, mix: float, terms: Terms) -> Floats:
+    """The mean of both bounds of each edge's time [edges]."""
     costs, slowed = stage.costs, terms.slowed
-    hidden = (1 - (1 - mix) * slowed) if terms.rounds else 0.0
     found: Floats = (
         costs[:, LAYER]
         + costs[:, FORWARD]
-        - hidden * costs[:, GATHER]
         + costs[:, UPDATE]
         + (1 - mix) * costs[:, BACKWARD]
         + ((1 - mix) * slowed + mix) * costs[:, GRADIENTS]

@@ -2,12 +2,11 @@
 
     layer       seconds of the layer's forward pass
     forward     seconds of conversions and the loss, one way
-    gather      of these, seconds of gathers that could run beside a tail in rounds
     backward    seconds of all these, the other way
     gradients   seconds of the all-reduces that run beside backward
     update      seconds of the optimizer
 
-The costs of memory and rounds are in `limit/memory_costs.py`.
+The bytes of each choice are in `memory_limit.py`.
 
 Ranks wait for each other, so a step takes as long as on the slowest rank, and any weighted mean
 over ranks is a lower bound. Where devices differ, they are weighted by their speed: then the mean
@@ -17,7 +16,7 @@ Source: the functions by which a prediction times layers, conversions and update
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -27,30 +26,25 @@ from workbench.plan.machine.machine import Machine
 from workbench.plan.placement.flow import Flow, place_weight, returned, summed_over
 from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.placement.placement import ROWS, Conversion, Layout, Replicate
-from workbench.plan.placement.rounds import Rounds, mixes_rows, round_rows
 from workbench.plan.placement.rules import cut_through, read_whole
 from workbench.plan.plans.plan import BatchNorm, Plan
-from workbench.predict.search.bounds.conversion_costs import (
+from workbench.predict.search.conversion_costs import (
     ConversionCosts,
     Passes,
     PassSeconds,
     passes_of,
 )
-from workbench.predict.search.bounds.weight_costs import NO_WEIGHTS, WeightCost, WeightCosts
-from workbench.predict.search.limit.footprint import Footprints
-from workbench.predict.search.space.trellis import Cost, Floats, Readings
+from workbench.predict.search.footprint import Footprints
+from workbench.predict.search.trellis import Cost, Floats, Readings
+from workbench.predict.search.weight_costs import NO_WEIGHTS, WeightCost, WeightCosts
 from workbench.predict.time.duration import Speeds, half_goes_back, layer_seconds, loss_seconds
 from workbench.predict.time.pass_events import ADDED
 from workbench.program.rows import micro_batches
 from workbench.program.step import program_of
 
-LAYER, FORWARD, GATHER, BACKWARD, GRADIENTS, UPDATE = range(6)
-TIMES = 6
-"""The number of these columns."""
-IN_ROUNDS: tuple[Rounds, ...] = ("B/K", "B")
-"""The rounds of a tail, in the order of their columns for each group size."""
+LAYER, FORWARD, BACKWARD, GRADIENTS, UPDATE = range(5)
 
-_NOTHING = (0.0,) * TIMES
+_NOTHING = (0.0,) * 5
 
 
 @dataclass(frozen=True)
@@ -70,29 +64,16 @@ class StepCosts:
         experiment: the experiment, for its graph, batch, optimizer and precision.
         machine: the machine, with a device for each rank.
         weights: the weight of each rank in the mean of times, with sum 1 [ranks].
-        parts: the group sizes of the tails that may run in rounds.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        machine: Machine,
-        weights: Floats,
-        parts: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, experiment: Experiment, machine: Machine, weights: Floats) -> None:
         plan = cast(Plan, experiment.plan)
         self.experiment, self.graph, self.world = experiment, plan.graph, plan.world_size
         self.speeds = Speeds(machine, range(self.world))
         self.weights = weights
         self.measured = any(device.samples for device in machine.devices)
         batches = micro_batches(experiment)
-        self.parts = tuple(parts)
         self.passes = passes_of(batches)
-        self.rounds = [
-            passes_of([part for rows in batches for part in round_rows(rounds, rows, k)])
-            for k in self.parts
-            for rounds in IN_ROUNDS
-        ]
         alone = experiment.replace(plan=Plan.data_parallel(plan.graph, self.world))
         operations = program_of(alone).operations
         self.itemsizes = {name: op.itemsize for (name, _), op in operations.by_value.items()}
@@ -108,17 +89,11 @@ class StepCosts:
             for name in layer.inputs
         )
         self.of_weights = WeightCosts(experiment, self.speeds, weights)
-        self.tailable = _tailable(plan.graph)
-        self.before_tails = {
-            name
-            for name, readers in plan.graph.consumers.items()
-            if all(reader in self.tailable for reader in readers)
-        }
         # Where a parameter lies that cut operations read whole, they say: its costs are theirs.
         self._read_whole = {one.name: read_whole(plan.graph, one) for one in plan.graph.layers}
         self._placed_by_reader = {one.name for some in self._read_whole.values() for one in some}
         self._adds: dict[Hashable, float] = {}
-        self._crossings: dict[Hashable, tuple[float, float, float]] = {}
+        self._crossings: dict[Hashable, tuple[float, float]] = {}
         self._batch_norm = plan.batch_norm
         self.conversions = ConversionCosts(self.speeds, weights, self.passes)
         self.footprints = Footprints(
@@ -138,7 +113,7 @@ class StepCosts:
             self._often_read[name],
         )
         kept = self.footprints.counted(layer)
-        ends = (name in self.graph.outputs, name in self.before_tails)
+        ends = name in self.graph.outputs
         own = (layer.kind, layer.target, layer.input_shape, layer.output_shape, layer.rows)
         more = (layer.groups, layer.heads, layer.flops, bool(layer.shared), layer.evaluating)
         reads = tuple(self._as_read(read) for read in layer.inputs)
@@ -169,7 +144,7 @@ class StepCosts:
                 backward += self.conversions.of(step, self.itemsizes[name], True).backward
         count = sum(times for _, times in self.passes)
         backward += (count - 1) * of_weights.added
-        return forward, 0.0, 0.0, backward, of_weights.summed, of_weights.update
+        return forward, 0.0, backward, of_weights.summed, of_weights.update
 
     def weights_of(self, layer: Layer, alone: PlacedLayer) -> WeightCost:
         """The cost of a layer's own weights, and of those that lie as it says."""
@@ -187,29 +162,27 @@ class StepCosts:
         _, per_sample = self.shape(name)
         if per_sample == 0:
             return _NOTHING
-        forward, gather, backward = self._crossed(name, source, readings, carried)
+        forward, backward = self._crossed(name, source, readings, carried)
         if name in self.graph.outputs:
             loss = self.loss(name, source, self.passes)
             forward, backward = forward + loss, backward + loss
         backward += self.added(name, source, readings)
-        return 0.0, forward, gather, backward, 0.0, 0.0
+        return 0.0, forward, backward, 0.0, 0.0
 
     def _crossed(
         self, name: str, source: Layout, readings: Readings, carried: bool
-    ) -> tuple[float, float, float]:
-        """(forward, gather, backward) seconds of a value's conversions, known for equal shapes."""
+    ) -> tuple[float, float]:
+        """(forward, backward) seconds of a value's conversions, known for equal shapes."""
         width, learns = self.itemsizes[name], self.comes_back(name)
-        ahead, ends = name in self.before_tails, name in self.graph.outputs
-        key = (source, readings, carried, *self.shape(name), width, learns, ahead, ends)
+        ends = name in self.graph.outputs
+        key = (source, readings, carried, *self.shape(name), width, learns, ends)
         known = self._crossings.get(key)
         if known is None:
-            forward = gather = backward = 0.0
+            forward = backward = 0.0
             for step in self.steps(name, source, readings, carried):
                 crossed = self.conversions.of(step, width, learns)
                 forward, backward = forward + crossed.forward, backward + crossed.backward
-                if step.source == ROWS and ahead:
-                    gather += crossed.forward
-            known = self._crossings[key] = forward, gather, backward
+            known = self._crossings[key] = forward, backward
         return known
 
     def comes_back(self, name: str) -> bool:
@@ -297,12 +270,3 @@ class StepCosts:
 def _look_of(layer: Layer) -> Hashable:
     """What the costs of a layer's weights depend on."""
     return tuple((w.shape, w.dtype, w.trainable) for w in layer.weights)
-
-
-def _tailable(graph: Graph) -> frozenset[str]:
-    """Layers behind which nothing mixes rows, so that they could run in rounds."""
-    found: set[str] = set()
-    for layer in reversed(graph.layers):
-        if not mixes_rows(layer) and all(name in found for name in graph.consumers[layer.name]):
-            found.add(layer.name)
-    return frozenset(found)

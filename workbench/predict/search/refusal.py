@@ -43,8 +43,8 @@ def refusal(limit: int, plan: Plan, needed: int, least: float, batch_size: int) 
     return MemoryLimitError(
         f"memory_limit {size(limit)}: the leanest plan found for {plan.graph.source.name} on "
         f"{plan.world_size} ranks needs {size(needed)} ({needed:,} bytes), {every}; "
-        f"the error's `plan` is that plan. Valid are a larger limit, more ranks, or a smaller "
-        f"batch than {batch_size}",
+        f"the error's `plan` is that plan. Valid are a larger limit, more ranks, a smaller batch "
+        f"than {batch_size}, or an experiment that goes through it in micro-batches (`accumulate`)",
         plan,
         needed,
         least,

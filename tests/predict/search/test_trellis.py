@@ -15,9 +15,9 @@ from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.placement.placement import ROWS, Layout, Replicate
 from workbench.plan.placement.rules import read_whole, way_of
 from workbench.plan.plans.plan import Plan
-from workbench.predict.search.space.choices import LocalPlacement, options_of
-from workbench.predict.search.space.construction import trellis_of
-from workbench.predict.search.space.trellis import Weighted
+from workbench.predict.search.choices import LocalPlacement, options_of
+from workbench.predict.search.construction import trellis_of
+from workbench.predict.search.trellis import Weighted
 
 
 def toll(*what):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from workbench.plan.placement.flow import crossings
 from workbench.plan.placement.placement import Conversion, Layout
-from workbench.predict.search.space.trellis import Floats, Readings
+from workbench.predict.search.trellis import Floats, Readings
 from workbench.predict.time.duration import Speeds, conversion_seconds
 from workbench.program.rows import Rows
 
@@ -46,7 +46,7 @@ class ConversionCosts:
         key = (step, width, learns)
         known = self._crossed.get(key)
         if known is None:
-            known = self._crossed[key] = self.within(self.passes, step, width, learns)
+            known = self._crossed[key] = self._taken(step, width, learns)
         return known
 
     def steps(
@@ -90,10 +90,9 @@ class ConversionCosts:
             self._chains[key] = crossings(source, target, summands, shape, per_sample)
         return self._chains[key]
 
-    def within(self, passes: Passes, step: Conversion, width: int, learns: bool) -> PassSeconds:
-        """Seconds of a conversion in other passes, the mean over ranks."""
+    def _taken(self, step: Conversion, width: int, learns: bool) -> PassSeconds:
         forward = backward = 0.0
-        for rows, times in passes:
+        for rows, times in self.passes:
             crossed = conversion_seconds(step, rows, width, self.speeds)
             forward += times * self._mean(crossed.forward_s)
             if crossed.forward is not None:

@@ -1,1 +1,0 @@
-"""Lower bounds of predicted step times, as sums of costs along a trellis."""
