@@ -8,7 +8,7 @@ import sysconfig
 import pytest
 import torch
 
-from workbench.client.installed import Libraries
+from workbench.client.run.own_objects import Libraries
 
 
 @pytest.mark.parametrize("module", [os, json, torch, pytest], ids=lambda module: module.__name__)

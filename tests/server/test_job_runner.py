@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from workbench.server import job_runner
+from workbench.server.job import Work
 from workbench.server.job_runner import REPLACED_WITHIN_S, InitialWeights, JobRunner
-from workbench.server.work import Work
 from workbench.store import messages
 from workbench.store.cluster_spec import HERE, ClusterSpec, EngineDevice, key_of
 from workbench.store.process import ProcessIdentity

@@ -17,10 +17,10 @@ from workbench.plan.experiment.metrics import COLUMNS
 from workbench.server import vitals
 from workbench.server.attempt import Attempt
 from workbench.server.fleet import Watch
+from workbench.server.job import Work
 from workbench.server.monitor import HostHealth, Monitor, Standstill
 from workbench.server.pace import LOOKS, MemoryTrend, Pace
 from workbench.server.vitals import Sample, Vitals
-from workbench.server.work import Work
 from workbench.store.process import ProcessIdentity
 from workbench.store.record import Request
 from workbench.store.run_folder import newest_whole

@@ -1,6 +1,6 @@
 """A log that writers append to, and that does not grow for ever."""
 
-from workbench.supervisor.log import LOG, said, shorten
+from workbench.supervisor.starting import LOG, said, shorten
 
 
 def test_a_long_log_keeps_its_last_whole_lines(tmp_path):

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
+from workbench.server.job import QUEUED, note_end
 from workbench.server.outcome import REQUESTS, becomes
-from workbench.server.run_record import note_end
-from workbench.server.work import QUEUED
 from workbench.store.errors import ClusterError, StoreError
 from workbench.store.record import ACTIVE, ENDED, CommandRecord, JobRecord, JobState
 from workbench.store.store import Store

@@ -38,9 +38,8 @@ from workbench.plan.placement.placement import RankConfig
 from workbench.server.attempt import Attempt, Rank, attempt_folder
 from workbench.server.engine_calls import EngineCalls
 from workbench.server.fleet import Fleet
+from workbench.server.job import STARTING, Work, note_beginning, note_end
 from workbench.server.outcome import JobOutcome, becomes, decide_outcome
-from workbench.server.run_record import note_beginning, note_end
-from workbench.server.work import STARTING, Work
 from workbench.store import messages
 from workbench.store.cluster_spec import ClusterSpec, key_of
 from workbench.store.errors import ClusterError, ControlMessageTooLarge

@@ -7,10 +7,10 @@ from pathlib import Path
 from workbench.server.commands import Commands
 from workbench.server.engine_calls import EngineCalls
 from workbench.server.fleet import Fleet
+from workbench.server.job import Work
 from workbench.server.job_runner import InitialWeights, JobRunner
 from workbench.server.monitor import Monitor
 from workbench.server.queue import Queue
-from workbench.server.work import Work
 from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.errors import StoreError
 from workbench.store.record import ACTIVE

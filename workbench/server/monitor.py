@@ -28,8 +28,8 @@ import psutil
 from workbench.plan.experiment.metrics import Row
 from workbench.server.attempt import Attempt, Rank
 from workbench.server.fleet import Fleet
+from workbench.server.job import Work
 from workbench.server.vitals import Vitals
-from workbench.server.work import Work
 from workbench.store.cluster_spec import ClusterSpec
 from workbench.store.store import Store
 

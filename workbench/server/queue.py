@@ -7,7 +7,7 @@ from pathlib import Path
 from workbench.scheduler.scheduling import Decisions, schedule
 from workbench.server.commands import Commands
 from workbench.server.fleet import Fleet
-from workbench.server.work import QUEUED
+from workbench.server.job import QUEUED
 from workbench.store.rank_files import RankFiles, withdraw
 from workbench.store.record import ACTIVE, JobRecord
 from workbench.store.store import Store

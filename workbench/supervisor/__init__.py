@@ -1,5 +1,5 @@
 """What owns a cluster's processes, and outlives the notebook that wanted them."""
 
-from workbench.supervisor.log import said as said
+from workbench.supervisor.starting import said as said
 from workbench.supervisor.starting import start as start
 from workbench.supervisor.starting import supervisor_of as supervisor_of

@@ -48,7 +48,7 @@ from workbench.store.cluster_spec import (
 )
 from workbench.store.process import CARRIED, ENDINGS
 from workbench.store.tasks import place_of
-from workbench.supervisor.log import LOG
+from workbench.supervisor.starting import LOG
 from workbench.supervisor.template import EngineTemplate, can_fork, network_of
 
 SPAWN = Path(__file__).with_name("spawn.py")

@@ -1,16 +1,15 @@
-"""A supervisor, started from a notebook, which it outlives."""
+"""A supervisor, started from a notebook, which it outlives; and what it writes for people."""
 
 import os
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from workbench.store.cluster_spec import ClusterSpec, key_of
 from workbench.store.cluster_store import open_store, sign
 from workbench.store.errors import ClusterError
 from workbench.store.process import SUPERVISOR, ProcessIdentity, holder
-from workbench.supervisor.log import LOG, said
 
 MODULE = "workbench.supervisor"
 # A child of nobody: whoever starts a supervisor has no process to wait for, and none to take along.
@@ -63,3 +62,35 @@ def start(folder: Path, spec: ClusterSpec | None = None) -> None:
 def supervisor_of(folder: Path) -> ProcessIdentity | None:
     """The process that keeps a cluster; None where none does."""
     return holder(folder / SUPERVISOR)
+
+
+LOG = "supervisor.log"
+LONGEST_TEXT = 2000
+MOST_BYTES, KEPT_BYTES = 8 << 20, 1 << 20
+
+
+def said(folder: Path) -> str:
+    """The last that a supervisor, and the server that it started, wrote into its log."""
+    return _end(folder / LOG, LONGEST_TEXT).decode(errors="replace")
+
+
+def shorten(folder: Path, most: int = MOST_BYTES, kept: int = KEPT_BYTES) -> None:
+    """Leaves the last whole lines of a log that has become long, at most `kept` bytes of them.
+
+    Its writers go on: they append. What they write at that very moment may be lost.
+    """
+    path = folder / LOG
+    with suppress(OSError):
+        if path.stat().st_size > most:
+            lines = _end(path, kept)
+            lines = lines[lines.find(b"\n") + 1 :]
+            os.truncate(path, 0)
+            with path.open("ab") as log:
+                log.write(lines)
+
+
+def _end(path: Path, most: int) -> bytes:
+    with suppress(OSError), path.open("rb") as log:
+        log.seek(max(0, path.stat().st_size - most))
+        return log.read()
+    return b""

@@ -26,8 +26,7 @@ from workbench.store.record import EngineRecord, JobState
 from workbench.store.store import Store
 from workbench.supervisor.cluster_processes import ClusterProcesses, Ended
 from workbench.supervisor.kept_process import Backoff, KeptProcess, RestartPolicy
-from workbench.supervisor.log import shorten
-from workbench.supervisor.starting import MEETING
+from workbench.supervisor.starting import MEETING, shorten
 
 # A job that is paused waits for people, however long; it goes on when somebody attaches again.
 UNFINISHED: tuple[JobState, ...] = ("queued", "starting", "running", "stopping")

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from workbench.client.installed import Libraries
+from workbench.client.run.own_objects import Libraries
 from workbench.plan.extension.user_object import Own, mapped
 from workbench.plan.io.value import Value
 

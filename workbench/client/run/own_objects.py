@@ -5,16 +5,19 @@ in, by value. So a rank has the text that the notebook has now, wherever it runs
 has imported an hour ago. What is installed is imported there.
 """
 
+import os
+import site
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from workbench.client.installed import Libraries
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.sync import check_own
 from workbench.plan.extension.sealed import seal
@@ -125,3 +128,38 @@ def _beside() -> dict[str, ModuleType]:
         if name in sys.modules and name.partition(".")[0] not in ("__main__", _OURS):
             found[name] = module
     return found
+
+
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_PACKAGES = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """The folders of Python and of installed packages: `module.__file__ in libraries`.
+
+    A virtual environment in the folder of a project does not make the project part of it.
+
+    Attributes:
+        folders: their paths, each with "/" at its end.
+    """
+
+    folders: tuple[str, ...]
+
+    @classmethod
+    def of_this_python(cls) -> Self:
+        """Those of this Python, of the one that it is based on, and of this user."""
+        base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+        found = {site.getusersitepackages()}
+        for scheme in (sysconfig.get_paths(), sysconfig.get_paths(vars=base)):
+            # Not "data", the prefix itself: /usr, or a project's folder. People work in both.
+            found |= {scheme[name] for name in _LIBRARIES}
+        found |= set(map(os.path.realpath, found))
+        return cls(tuple(os.path.join(folder, "") for folder in sorted(found)))
+
+    def __contains__(self, file: str) -> bool:
+        """Whether a file is part of Python, or of a package that is installed."""
+        # A package may be installed for another Python, of which this one was given the folder.
+        if any(name in Path(file).parts for name in _PACKAGES):
+            return True
+        return file.startswith(self.folders) or os.path.realpath(file).startswith(self.folders)

@@ -14,10 +14,9 @@ from workbench.client.records import report
 from workbench.client.records.environment import Environment, machine_of
 from workbench.client.records.recorded import RecordedJob
 from workbench.client.run import comparing, view, waiting
-from workbench.client.run.changes import Changes
 from workbench.client.run.job import Followed, Waits
 from workbench.client.run.own_objects import kept
-from workbench.client.run.requests import Replan, RequestHandle, learning_rate
+from workbench.client.run.requests import Changes, Replan, RequestHandle, learning_rate
 from workbench.client.run.rows import Rows
 from workbench.client.run.weights import weights_of
 from workbench.plan.experiment.experiment import Experiment
