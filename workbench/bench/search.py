@@ -20,7 +20,7 @@ from torch import nn
 from workbench.bench.harness.match import MEASURE_PLANS, Measured
 from workbench.bench.harness.nets import GPT, INPUT_SHAPE, SmallVGG
 from workbench.bench.harness.progress import Part, Progress
-from workbench.bench.harness.report import Cell, Figure, Report
+from workbench.bench.harness.report import MIB, Cell, Figure, Report, Row
 from workbench.client.cluster import Cluster
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
@@ -41,7 +41,9 @@ CALIBRATIONS = 3  # at most: what was searched is measured too, and searched aga
 MODELS = ("vgg16", "resnet152", "vit_l_16")
 IMAGE = (3, 224, 224)
 MACHINES = ("h100-nvlink", "cpu-10gbe")
-LIMITS: tuple[str | None, ...] = (None, "4GiB")
+FREE = "of the free peak"
+LIMITS: tuple[str | float | None, ...] = (None, "4GiB", 0.35, 0.45, 0.6)
+"""Numbers are of the peak of the plan that is best without a limit."""
 BLOCKS, WIDTH, TOKENS, VOCABULARY = 48, 128, 32, 100  # of the stack
 MOMENTUM = SGD(lr=0.01, momentum=0.9)
 
@@ -72,10 +74,13 @@ class _Results:
         """The report of all results so far."""
         solved = [row for row in self.searched if row["gap"] != "-"]
         free = [row for row in solved if row["limit"] == "-"]
+        limited = [row for row in solved if str(row["limit"]).endswith(FREE)]
         samples = {
             "search_seconds": [float(row["seconds"]) for row in free],
             "gap": [float(row["gap"]) for row in free],
-            "gap_under_limit": [float(row["gap"]) for row in solved if row["limit"] != "-"],
+            "gap_under_limit": [float(row["gap"]) for row in solved if row["limit"] == LIMITS[1]],
+            "limited_seconds": [float(row["seconds"]) for row in limited],
+            "limited_gap": [float(row["gap"]) for row in limited],
             "stack_trace_seconds": self.traced,
             "stack_search_seconds": [float(row["seconds"]) for row in self.stack],
             "stack_gap": [float(row["gap"]) for row in self.stack],
@@ -85,7 +90,8 @@ class _Results:
         notes = (
             f"seconds: median of {REPEATS} searches, each from nothing, at {RANKS} ranks of {ROWS} "
             "rows (under a limit: of one); gap: by how much, at most, a plan could be predicted to "
-            "be faster; search_seconds and gap are of searches without a limit.",
+            "be faster; search_seconds and gap are of searches without a limit, limited_seconds "
+            f"and limited_gap of limits that are a part {FREE}.",
             f"stack: a language model of {BLOCKS} blocks, on all machines of `Machine.presets()`.",
             "chosen_vs_best: median seconds of the plan that was searched over those of the "
             "fastest plan that ran, for each model; 1: it is the fastest.",
@@ -107,17 +113,20 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
     )
     results = _Results()
     graphs: dict[str, Graph] = {}
+    free: Row | None = None
     for name, machine, limit in progress.each("searched", cases):
         if name not in graphs:
             graphs[name] = trace(name, input_shape=IMAGE, num_classes=1000)
-        results.searched.append(_row(graphs[name], machine, limit))
+        row = _row(graphs[name], machine, limit, free)
+        free = row if limit is None else free
+        results.searched.append(row)
         yield results.report()
     for machine in progress.each("stack", presets):
         if not results.traced:
             net, began = GPT(BLOCKS, WIDTH, TOKENS, VOCABULARY), time.perf_counter()
             graphs["stack"] = trace(net, input_shape=(TOKENS,), vocabulary=VOCABULARY)
             results.traced.append(time.perf_counter() - began)
-        results.stack.append(_row(graphs["stack"], machine, None))
+        results.stack.append(_row(graphs["stack"], machine, None, None))
         yield results.report()
     if not progress.wants("ran"):
         return
@@ -130,7 +139,7 @@ def run(progress: Progress, *, quick: bool) -> Iterator[Report]:
             yield results.report()
 
 
-def _cases(quick: bool) -> list[tuple[str, str, str | None]]:
+def _cases(quick: bool) -> list[tuple[str, str, str | float | None]]:
     """(model, machine, limit of memory)."""
     few = 1 if quick else None
     return [
@@ -141,12 +150,12 @@ def _cases(quick: bool) -> list[tuple[str, str, str | None]]:
     ]
 
 
-def _row(graph: Graph, name: str, limit: str | None) -> dict[str, Cell]:
-    row: dict[str, Cell] = {
-        "model": graph.source.name,
-        "machine": name,
-        "limit": limit or "-",
-    }
+def _row(graph: Graph, name: str, limit: str | float | None, free: Row | None) -> dict[str, Cell]:
+    shown = f"{limit:g} {FREE}" if isinstance(limit, float) else limit or "-"
+    row: dict[str, Cell] = {"model": graph.source.name, "machine": name, "limit": shown}
+    if isinstance(limit, float):
+        assert free is not None
+        limit *= float(free["peak MiB"]) * MIB
     machine, seconds = Machine.preset(name), []
     for _ in range(REPEATS if limit is None else 1):
         try:
@@ -159,13 +168,15 @@ def _row(graph: Graph, name: str, limit: str | None) -> dict[str, Cell]:
                 optimizer=MOMENTUM,
             )
         except MemoryLimitError as error:
-            return {**row, "seconds": 0.0, "gap": "-", "step ms": "-", "plan": str(error)}
+            empty = {"gap": "-", "step ms": "-", "peak MiB": "-", "plan": str(error)}
+            return {**row, "seconds": 0.0, **empty}
         seconds.append(result.seconds)
     return {
         **row,
         "seconds": statistics.median(seconds),
         "gap": result.gap,
         "step ms": result.step_time * 1e3,
+        "peak MiB": result.prediction.memory.peak_bytes / MIB,
         "plan": summary(result.plan),
     }
 
