@@ -71,7 +71,9 @@ def chosen(among: Iterable[Fault], count: int, seed: int) -> list[Fault]:
     had: Counter[str] = Counter()
     found: list[Fault] = []
     while left and len(found) < count:
-        for kind in rng.sample(sorted(left), min(len(left), count - len(found))):
+        kinds = sorted(left)
+        rng.shuffle(kinds)
+        for kind in kinds[: count - len(found)]:
             files = left[kind]
             fewest = min(had[file] for file in files)
             file = rng.choice([file for file in sorted(files) if had[file] == fewest])
