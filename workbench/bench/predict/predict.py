@@ -66,6 +66,9 @@ def run(progress: Progress, *, quick: bool, cases_named: str = "") -> Iterator[R
         ValueError: there is no case of this name.
         ImportError: transformers is to be measured, and is not installed.
     """
+    has_transformers = find_spec("transformers") is not None
+    if progress.only == "packages" and not has_transformers:
+        raise ImportError("transformers is missing: pip install 'parallel-workbench[models]'")
     every = list(cases.quick() if quick else cases.every(cases_named))
     if not every:
         raise ValueError(f"no case is named {cases_named!r}: a name is 'resnet18, hybrid, 4'")
@@ -78,7 +81,7 @@ def run(progress: Progress, *, quick: bool, cases_named: str = "") -> Iterator[R
     # Within a budget one is measured in any case: with times, and soon.
     models[part].sort(key=lambda alike: (not any(case.timed for case in alike), len(alike)))
     seconds = {"memory": 4.0, "times": 25.0}  # of a case
-    packages = cases.TYPES if texts and _transformers_wanted(progress) else ()
+    packages = cases.TYPES if texts and has_transformers else ()
     progress.begin(
         *(
             Part(name, len(models.get(name, ())), len(every) * each / len(models[part]))
@@ -103,12 +106,6 @@ def run(progress: Progress, *, quick: bool, cases_named: str = "") -> Iterator[R
     for _ in progress.each("speed"):
         graph = every[0].experiment.plan.graph if quick else resnet152()
         yield _report(bench, speed_figures(graph, times=1 if quick else 5))
-
-
-def _transformers_wanted(progress: Progress) -> bool:
-    if progress.only == "packages" and find_spec("transformers") is None:
-        raise ImportError("transformers is missing: pip install 'parallel-workbench[models]'")
-    return find_spec("transformers") is not None
 
 
 def _by_model(every: Sequence[Case]) -> list[list[Case]]:
