@@ -281,7 +281,8 @@ class Target:
     def _times(self, record: JobRecord, pid: int, at: float) -> dict[str, Cell]:
         """The times of a run that lost an attempt: until that was noticed, and until it went on."""
         names = (
-            "server there, detected in s, ranks ended in s, begun in s, resumed in s, steps lost"
+            *("server there", "detected in s", "ranks ended in s"),
+            *("begun in s", "resumed in s", "steps lost"),
         )
         over = next((n for n, each in enumerate(record.attempts) if _lost_with(each, pid)), None)
         if over is None or over + 1 == len(record.attempts):
