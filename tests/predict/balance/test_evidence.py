@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from workbench.predict.balance.evidence import CONFIDENCE, SURE, Evidence
+from workbench.predict.balance.online import CONFIDENCE, SURE, Evidence
 
 
 def drawn(factors, scatter, steps, seed=0):

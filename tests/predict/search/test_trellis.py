@@ -16,8 +16,7 @@ from workbench.plan.placement.placement import ROWS, Layout, Replicate
 from workbench.plan.placement.rules import read_whole, way_of
 from workbench.plan.plans.plan import Plan
 from workbench.predict.search.choices import LocalPlacement, options_of
-from workbench.predict.search.construction import trellis_of
-from workbench.predict.search.trellis import Weighted
+from workbench.predict.search.trellis import Weighted, trellis_of
 
 
 def toll(*what):

@@ -36,7 +36,7 @@ from workbench.plan.io.errors import ExperimentError
 from workbench.plan.io.html import Markup, frame_html, frame_of, save
 from workbench.plan.plans.plan import Plan
 from workbench.predict.balance import UNITS, Balancer, Split
-from workbench.predict.balance.evidence import Evidence
+from workbench.predict.balance.online import Evidence
 from workbench.predict.balance.plans import TRUSTED
 from workbench.store.errors import ClusterError
 

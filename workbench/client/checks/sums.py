@@ -13,7 +13,7 @@ from workbench.plan.collective.algorithm import Algorithm
 from workbench.plan.collective.codec import AnyCodec
 from workbench.plan.experiment.experiment import Synchronous
 from workbench.plan.extension.extension import Check, name_of
-from workbench.predict.traffic.received import Summing
+from workbench.predict.traffic.collective_costs import Summing
 from workbench.program.rows import HostLayout
 from workbench.train.measure.links import RecordedSum
 

@@ -1,11 +1,9 @@
 """Shares for devices of unequal speed, from measured times: functional performance models."""
 
 from workbench.predict.balance.online import Balancer
-from workbench.predict.balance.partition import Partition, partition
 from workbench.predict.balance.plans import Balanced, balanced
-from workbench.predict.balance.sharing import Split
-from workbench.predict.balance.time_model import Kind, Point, TimeModel
-from workbench.predict.balance.times import UNITS
+from workbench.predict.balance.sharing import UNITS, Split
+from workbench.predict.balance.time_model import Kind, Partition, Point, TimeModel, partition
 
 __all__ = [
     "UNITS",

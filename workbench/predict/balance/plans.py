@@ -30,10 +30,16 @@ from workbench.plan.io.units import milliseconds
 from workbench.plan.machine.device import Device
 from workbench.plan.machine.machine import Machine
 from workbench.plan.plans.plan import Plan
-from workbench.predict.balance.partition import Partition
-from workbench.predict.balance.sharing import SPLITS, Limit, Shared, Sharing, Split, limits_of
-from workbench.predict.balance.time_model import Kind
-from workbench.predict.balance.times import PlanTimes
+from workbench.predict.balance.sharing import (
+    SPLITS,
+    Limit,
+    PlanTimes,
+    Shared,
+    Sharing,
+    Split,
+    limits_of,
+)
+from workbench.predict.balance.time_model import Kind, Partition
 from workbench.predict.prediction import predict
 
 if TYPE_CHECKING:

@@ -1,28 +1,26 @@
 """Timing models of gradient synchronisation in closed form, and their fitted constants."""
 
-from workbench.predict.closed_form.exchanges import (
+from workbench.predict.closed_form.fit import Fit, Measurement, fit
+from workbench.predict.closed_form.model import (
     FLAT,
+    ONCE,
     Coding,
+    Compute,
     Network,
+    Range,
     Terms,
+    TimingModel,
     direct,
+    fastest,
+    gain_bound,
     halving_doubling,
     hierarchical,
     parameter_server,
-    recursive_doubling,
-    ring,
-)
-from workbench.predict.closed_form.fit import Fit, Measurement, fit
-from workbench.predict.closed_form.model import (
-    ONCE,
-    Compute,
-    Range,
-    TimingModel,
-    fastest,
-    gain_bound,
     pipelined_s,
     pipelined_total_s,
     ratio_r,
+    recursive_doubling,
+    ring,
     synchronous_s,
     unlimited_s,
     where_fastest,

@@ -10,7 +10,7 @@ import scipy.optimize
 import scipy.stats
 
 from workbench.plan.io.errors import MachineError
-from workbench.predict.closed_form.exchanges import FLAT, Network, Terms
+from workbench.predict.closed_form.model import FLAT, Network, Terms
 
 CONSTANTS = ("latency_s", "s_per_byte", "reduction_s_per_byte", "synchronisation_s")
 CONFIDENCE = 0.95

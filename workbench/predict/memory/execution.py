@@ -35,7 +35,6 @@ class _Work(NamedTuple):
     Attributes:
         size: bytes of their output on each rank [ranks].
         keeps: the tensors that autograd saves for them.
-        space: the workspace of their kernels.
         beside: bytes of the new tensors that they save: masks, indices, statistics, casts [ranks]
             each.
         casts: bytes of those among them that are weights cast by autocast [ranks] each.
@@ -51,15 +50,7 @@ class _Work(NamedTuple):
 
 
 class Execution:
-    """Writes the tensors of operations, forward and backward.
-
-    Args:
-        program: the program that the operations are part of.
-        timeline: the timeline that tensors are written to.
-        gradients: the gradients of weights, which take what the backward pass makes.
-        rows: the rows of each rank in the pass.
-        workspaces: the workspace of the devices' kernels.
-    """
+    """Writes the tensors of operations, forward and backward."""
 
     def __init__(
         self,

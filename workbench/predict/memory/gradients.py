@@ -44,8 +44,7 @@ from workbench.plan.extension.user_object import Own
 from workbench.plan.graph.graph import Layer
 from workbench.plan.placement.placement import replica_groups
 from workbench.predict.memory.timeline import MemoryTimeline
-from workbench.predict.traffic.collective_costs import encoded, segments
-from workbench.predict.traffic.received import started_as
+from workbench.predict.traffic.collective_costs import encoded, segments, started_as
 from workbench.program.buckets import KEEPS_GRADIENT_BYTES, Column, moved_by
 from workbench.program.collectives import takes_part
 from workbench.program.instructions import Reduce
@@ -58,8 +57,6 @@ class ReductionBuffers:
     """The receive buffers of reductions, from each one's beginning to its end.
 
     Args:
-        program: the program whose experiment reduces gradients.
-        timeline: the timeline that tensors are written to.
         own_gpus: whether each rank has a GPU of its own.
     """
 
@@ -72,11 +69,7 @@ class ReductionBuffers:
         self._under_way: list[int] = []
 
     def begin(self, reduce: Reduce) -> None:
-        """Begins a reduction.
-
-        Args:
-            reduce: the reduction, on all ranks of the world.
-        """
+        """Begins a reduction."""
         if self._needed:
             room = self._room(reduce) * takes_part(reduce)
             self._under_way.append(self.timeline.make(room, "buckets", "arriving"))
@@ -113,13 +106,7 @@ class ReductionBuffers:
 
 
 class Gradients:
-    """Writes the gradients of weights, from the backward pass that makes them to the step's end.
-
-    Args:
-        program: the program, which says which gradients are in buckets.
-        timeline: the timeline that tensors are written to.
-        arriving: the receive buffers, which are freed when the next gradient is made.
-    """
+    """Writes the gradients of weights, from the backward pass that makes them to the step's end."""
 
     def __init__(
         self, program: Program, timeline: MemoryTimeline, arriving: ReductionBuffers

@@ -44,12 +44,7 @@ def weight_bytes(pieces: Pieces) -> dict[str, Counts]:
 
 
 def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
-    """Bytes of the optimizer's state [ranks], for each layer that has parameters.
-
-    Args:
-        program: the program whose experiment has an optimizer.
-        buckets: the buckets in which updated weights are all-gathered.
-    """
+    """Bytes of the optimizer's state [ranks], for each layer that has parameters."""
     experiment = program.experiment
     values = experiment.optimizers
     averages = experiment.ema is not None
@@ -67,24 +62,14 @@ def optimizer_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
 
 
 def remembered_bytes(program: Program, pieces: Pieces) -> dict[str, Counts]:
-    """Bytes of what a strategy remembers of each parameter [ranks], by layer.
-
-    Args:
-        program: the program whose strategy it is.
-        pieces: the pieces of the ranks that are written for.
-    """
+    """Bytes of what a strategy remembers of each parameter [ranks], by layer."""
     count = program.remembered
     held = {name: pieces.sizes[name] * count for name in pieces.names if count}
     return pieces.by_layer(held)
 
 
 def moved_bytes(program: Program, buckets: Buckets) -> dict[str, Counts]:
-    """Bytes of each parameter that each rank updates [ranks].
-
-    Args:
-        program: the program of these ranks.
-        buckets: the buckets in which updated weights are all-gathered.
-    """
+    """Bytes of each parameter that each rank updates [ranks]."""
     experiment = program.experiment
     if isinstance(experiment.sync, ParameterServer):
         return _served(program, experiment.sync.server)

@@ -136,8 +136,6 @@ class MemoryTimeline:
 
         Args:
             size: the bytes on each rank [ranks]; None: there is no such tensor.
-            category: the tensor's category.
-            layer: the layer that it belongs to.
             at_most: the most bytes that it may have, where `size` is not known for sure, and may
                 be nothing as well [ranks]; None: it is known.
         """
@@ -218,7 +216,6 @@ class Peak:
     Attributes:
         rank: the rank's number among those that were looked at.
         total: the bytes alive.
-        moment: the moment of the peak.
         held: bytes of each category and layer that are alive then; they add up to `total`.
         band: the bytes at the peak, if tensors that are not known for sure are not there, and if
             they are as large as they may be.

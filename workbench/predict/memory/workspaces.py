@@ -100,7 +100,6 @@ class Workspaces:
     Args:
         machine: the machine with these devices; None: they are not known.
         ranks: the numbers of the ranks in the world of the machine.
-        precision: the precision of the experiment.
     """
 
     def __init__(self, machine: Machine | None, ranks: Sequence[int], precision: str) -> None:
@@ -114,10 +113,7 @@ class Workspaces:
         """The workspace of a convolution.
 
         Args:
-            plan: the plan that places the convolution on the ranks.
             layer: the convolution, of kind "conv2d".
-            rows: the rows of each rank in the pass.
-            sizes: the sizes of its tensors.
         """
         needed = self._needed(plan, layer, rows)
         if needed is None:
@@ -136,9 +132,7 @@ class Workspaces:
         """The workspace of a linear layer, which takes some on GPUs, where its bias is trained.
 
         Args:
-            plan: the plan that places the layer on the ranks.
             layer: the layer, of kind "linear".
-            rows: the rows of each rank in the pass.
             elements: the elements of its output [ranks].
         """
         on_gpu = np.array([takes_workspace(layer, device.kind) for device in self._devices])
@@ -168,9 +162,7 @@ def _on_one_cpu(layer: Layer, rows: Counts, sizes: Sizes) -> Workspace:
     """The workspace that one CPU takes, and the most that was seen on any.
 
     Args:
-        layer: the convolution.
         rows: the rows that each rank passes to it [ranks].
-        sizes: the sizes of its tensors.
     """
     x, w, y, itemsize = sizes
     kernel = layer.weights[0].shape[2:] if layer.weights else (1, 1)

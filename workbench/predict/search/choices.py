@@ -34,12 +34,7 @@ _MOST_WAYS = 64
 
 
 class LocalPlacement:
-    """The placement rules, applied layer by layer.
-
-    Args:
-        graph: the model.
-        options: the choices of each layer that can be split.
-    """
+    """The placement rules, applied layer by layer."""
 
     def __init__(self, graph: Graph, options: Mapping[str, Sequence[LayerPlan]]) -> None:
         self.graph = graph
@@ -70,7 +65,6 @@ class LocalPlacement:
         """The (read, given) layouts of a layer without a scheme, with its decider's preferences.
 
         Args:
-            layer: the layer.
             coming: the layouts of its inputs, before any conversion.
         """
         key = (self._kinds[layer.name], coming)
@@ -124,13 +118,9 @@ def options_of(
     layers prefer, follow their input in a search.
 
     Args:
-        graph: the model.
         world_size: the number of ranks.
-        sizes: the group sizes to consider.
         shares: the relative sizes of unequal pieces to consider beside equal ones, for each group
             size.
-        pins: the choices that the user has fixed, by the layer's name.
-        own: the person's own schemes to consider.
 
     Raises:
         PlanError: a pin that the layer cannot have, or an own scheme that states what cannot be.
@@ -176,9 +166,7 @@ def ways_to_share(
     """The choices that layers with one table can have together: they hold it alike.
 
     Args:
-        graph: the model.
         world_size: the number of ranks.
-        options: the choices of each layer that can be split.
 
     Returns:
         For each way a choice of each such layer; of a model without them, one way without choices.

@@ -16,31 +16,261 @@ Source: the functions by which a prediction times layers, conversions and update
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
-from workbench.plan.experiment.experiment import Experiment
+import numpy as np
+
+from workbench.plan.experiment.experiment import Experiment, Synchronous
+from workbench.plan.extension.user_object import Own
 from workbench.plan.graph.graph import Graph, Layer
 from workbench.plan.machine.machine import Machine
-from workbench.plan.placement.flow import Flow, place_weight, returned, summed_over
+from workbench.plan.placement.flow import (
+    Flow,
+    WeightPlacement,
+    crossings,
+    place_weight,
+    returned,
+    summed_over,
+)
 from workbench.plan.placement.layer_plan import LayerPlan
-from workbench.plan.placement.placement import ROWS, Conversion, Layout, Replicate
+from workbench.plan.placement.placement import (
+    ROWS,
+    Conversion,
+    Layout,
+    Replicate,
+    group_sizes,
+    replica_groups,
+)
 from workbench.plan.placement.rules import cut_through, read_whole
 from workbench.plan.plans.plan import BatchNorm, Plan
-from workbench.predict.search.conversion_costs import (
-    ConversionCosts,
-    Passes,
-    PassSeconds,
-    passes_of,
-)
 from workbench.predict.search.footprint import Footprints
 from workbench.predict.search.trellis import Cost, Floats, Readings
-from workbench.predict.search.weight_costs import NO_WEIGHTS, WeightCost, WeightCosts
-from workbench.predict.time.duration import Speeds, half_goes_back, layer_seconds, loss_seconds
-from workbench.predict.time.pass_events import ADDED
-from workbench.program.rows import micro_batches
+from workbench.predict.time.duration import (
+    Seconds,
+    Speeds,
+    conversion_seconds,
+    half_goes_back,
+    layer_seconds,
+    loss_seconds,
+    update_seconds,
+)
+from workbench.predict.time.step_events import ADDED, addition
+from workbench.program.buckets import KEEPS_GRADIENT_BYTES, copies, itemsize, piece
+from workbench.program.rows import Counts, HostLayout, Rows, micro_batches
 from workbench.program.step import program_of
+
+
+class PassSeconds(NamedTuple):
+    """Seconds of the forward and of the backward pass."""
+
+    forward: float
+    backward: float
+
+
+# The distinct rows of passes, and the number of passes with each.
+Passes = list[tuple[Rows, int]]
+
+
+class ConversionCosts:
+    """The time of any conversion, in all passes of a step.
+
+    Args:
+        weights: the weight of each rank in the mean of times [ranks].
+    """
+
+    def __init__(self, speeds: Speeds, weights: Floats, passes: Passes) -> None:
+        self.speeds, self.weights, self.passes = speeds, weights, passes
+        self._chains: dict[Hashable, list[tuple[Conversion, ...]]] = {}
+        self._crossed: dict[tuple[Conversion, int, bool], PassSeconds] = {}
+
+    def of(self, step: Conversion, width: int, learns: bool) -> PassSeconds:
+        """Seconds of a conversion in a step's passes, the mean over ranks.
+
+        Args:
+            width: the bytes of an element.
+            learns: whether a gradient comes back.
+        """
+        key = (step, width, learns)
+        known = self._crossed.get(key)
+        if known is None:
+            known = self._crossed[key] = self._taken(step, width, learns)
+        return known
+
+    def steps(
+        self,
+        source: Layout,
+        readings: Readings,
+        shape: tuple[int, ...],
+        per_sample: int,
+        ends: Layout | None,
+    ) -> list[Conversion]:
+        """The conversions of a value; readers whose conversions start alike share them.
+
+        Args:
+            per_sample: the rows of dimension 0 for each sample.
+            ends: the layout in which the model returns the value; None: it does not.
+        """
+        chains: list[tuple[Conversion, ...]] = []
+        for target in {layout for layout, _ in readings}:
+            summands = tuple(sorted(sums for layout, sums in readings if layout == target))
+            chains += self._chain(source, target, summands, shape, per_sample)
+        if ends is not None:
+            chains += self._chain(source, ends, (False,), shape, per_sample)
+        if len(chains) == 1:
+            return list(chains[0])
+        prefixes = {chain[: end + 1] for chain in chains for end in range(len(chain))}
+        return [prefix[-1] for prefix in prefixes]
+
+    def _chain(
+        self,
+        source: Layout,
+        target: Layout,
+        summands: tuple[bool, ...],
+        shape: tuple[int, ...],
+        per_sample: int,
+    ) -> list[tuple[Conversion, ...]]:
+        key = (source, target, summands, shape, per_sample)
+        if key not in self._chains:
+            self._chains[key] = crossings(source, target, summands, shape, per_sample)
+        return self._chains[key]
+
+    def _taken(self, step: Conversion, width: int, learns: bool) -> PassSeconds:
+        forward = backward = 0.0
+        for rows, times in self.passes:
+            crossed = conversion_seconds(step, rows, width, self.speeds)
+            forward += times * self._mean(crossed.forward_s)
+            if crossed.forward is not None:
+                forward += times * self._mean(crossed.forward.seconds)
+            if learns:
+                backward += times * self._mean(crossed.backward_s)
+            if learns and crossed.backward is not None:
+                backward += times * self._mean(crossed.backward.seconds)
+        return PassSeconds(forward, backward)
+
+    def _mean(self, seconds: Floats) -> float:
+        return float(self.weights @ seconds)
+
+
+def passes_of(batches: Sequence[tuple[int, ...]]) -> Passes:
+    return [(Rows(rows), batches.count(rows)) for rows in dict.fromkeys(batches)]
+
+
+class WeightCost(NamedTuple):
+    """The cost of a layer's weights.
+
+    Attributes:
+        summed: the seconds of the reduction of their gradients.
+        update: the seconds of the optimizer's update.
+        held: the bytes that stay from step to step.
+        settled: the bytes of gradients that are alive from the layer's backward pass on.
+        added: the seconds to add a further pass's gradients to those of the first.
+    """
+
+    summed: float
+    update: float
+    held: float
+    settled: float
+    added: float
+
+
+NO_WEIGHTS = WeightCost(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class WeightCosts:
+    """The cost of any layer's weights, the mean over ranks.
+
+    Args:
+        experiment: the experiment, for its optimizer, buckets and precision.
+        weights: the weight of each rank in the mean of times [ranks].
+    """
+
+    def __init__(self, experiment: Experiment, speeds: Speeds, weights: Seconds) -> None:
+        self.experiment, self.speeds, self.weights = experiment, speeds, weights
+        self.world = speeds.ranks.size
+        self._of_weights = experiment.sync.timing.of_weights
+        self._kept = copies(experiment.optimizer) + (experiment.ema is not None)
+        self._shares = {k: self._share(k) for k in group_sizes(self.world)}
+        self._rates = {k: self._rate(k) for k in group_sizes(self.world)}
+
+    def of(self, layer: Layer, placed: Mapping[str, WeightPlacement]) -> WeightCost:
+        """The cost of the layer's own weights."""
+        summed = update = memory = settled = added = 0.0
+        if layer.shared:
+            return NO_WEIGHTS
+        experiment = self.experiment
+        synchronous = isinstance(experiment.sync, Synchronous)
+        of_weights = self._of_weights
+        optimizer = experiment.optimizer
+        for index, weight in enumerate(layer.weights):
+            where = placed[weight.name]
+            size = piece(where, self.world) * itemsize(where, experiment.precision)
+            memory += float(size.mean())
+            if not weight.trainable:
+                continue
+            if not synchronous and not of_weights:
+                continue  # a server may have all of it
+            members = self.world // where.group_size
+            if not (isinstance(experiment.sync, Synchronous) and experiment.sync.per_round):
+                buckets = members > 1 and not of_weights
+                added += self._mean(addition(layer, index, size, buckets, self.speeds))
+            owners = members if experiment.shard_optimizer else 1
+            memory += float(size.mean()) * self._kept / owners
+            held = update_seconds(optimizer, size.astype(np.float64), self.speeds)
+            update += self._mean(held) / owners
+            if members == 1 or not synchronous:
+                rewrites = layer.kind == "linear" and index == 0
+                rewrites &= synchronous and not experiment.half
+                stays = float((size * ((size >= KEEPS_GRADIENT_BYTES) & rewrites)).mean())
+                memory += stays
+                settled += float(size.mean()) - stays
+                continue
+            memory += float((size * (1 + self._shares[where.group_size])).mean())
+            summed += self._summed(size, where.group_size)
+        return WeightCost(summed, update, memory, settled, added)
+
+    def _summed(self, size: Counts, group_size: int) -> float:
+        """The least time that one gradient adds to the all-reduces of its buckets, in seconds.
+
+        A bucket is closed by the gradient that fills it; so it holds less than twice its size
+        unless that gradient alone fills it, and then the others in it hold less than that size.
+        """
+        bucket = self.experiment.sync.bucket_bytes
+        latency, rate = self._rates[group_size]
+        seconds = latency * np.minimum(size / (2 * bucket), 0.5) + rate * size
+        return self._mean(seconds)
+
+    def _rate(self, group_size: int) -> tuple[float, float]:
+        """Lower bounds: (seconds of an all-reduce over replicas, seconds for each byte in it).
+
+        With a fused update gradients are only in the reduce-scatter.
+        """
+        sync = self.experiment.sync
+        if not isinstance(sync, Synchronous) or sync.codec or group_size == self.world:
+            return 0.0, 0.0
+        if isinstance(sync.algorithm, Own):  # its time need not grow evenly with its bytes
+            return 0.0, 0.0
+        members = range(0, self.world, group_size)
+        topology, algorithm = self.speeds.topology(members), sync.algorithm
+        beside = not (topology.memory and max(topology.hosts) > 1)
+        sizes = [float(2**power) for power in range(10, 33, 2)]
+        seconds = [topology.all_reduce(size, algorithm, beside=beside).seconds for size in sizes]
+        rate = min(after / size for after, size in zip(seconds, sizes, strict=True))
+        latency = min(t - rate * size for t, size in zip(seconds, sizes, strict=True))
+        part = 0.5 if self.experiment.fused else 1.0
+        return part * max(latency, 0.0), part * rate
+
+    def _share(self, group_size: int) -> Seconds:
+        """The fraction of a bucket's sum on each rank, where ranks of a host share it [ranks]."""
+        machine = self.speeds.machine
+        hosts = HostLayout.of(self.world, machine.ranks_per_host)
+        mates = hosts.mates(replica_groups(group_size, self.world))
+        return np.where((mates > 1) & (not machine.own_gpus), 1 / mates, 0.0)
+
+    def _mean(self, seconds: Seconds) -> float:
+        return float(self.weights @ seconds)
+
 
 LAYER, FORWARD, BACKWARD, GRADIENTS, UPDATE = range(5)
 

@@ -42,9 +42,7 @@ class Footprints:
 
     Args:
         experiment: the experiment, for its graph and precision.
-        rows: the rows of each rank in a pass.
         itemsizes: the bytes of an element of each layer's output.
-        learns: the names of layers that a gradient reaches.
         machine: the machine, for the workspace of its devices' kernels.
     """
 
@@ -78,11 +76,7 @@ class Footprints:
         They are the columns from `BESIDE` to `MADE` of `memory_costs.py`.
 
         Args:
-            layer: a layer of the graph.
             choice: the layer's choice; None: it has none.
-            read: the layout of its input.
-            given: the layout of its output.
-            alone: the layer so placed, with its weights.
         """
         if layer.name not in self.learns or layer.kind in ("parameter", "size"):
             return (0.0,) * (3 + SLOTS)

@@ -252,9 +252,7 @@ class Peak:
     """All plans, by their time and their memory in the backward pass of one layer.
 
     Args:
-        trellis: the trellis of all plans.
         stages: its stages, recomputed or not.
-        terms: the terms that the bounds of time have in common.
         mix: the share of the second bound of time.
         resident: the bytes that every rank holds with any plan.
         moment: the index of the layer.
@@ -385,10 +383,6 @@ class LimitedSearch:
     """A search for the fastest plan that fits a memory limit.
 
     Args:
-        question: the arguments of the search.
-        trellis: the trellis of all plans.
-        costs: the costs in time that it was built with.
-        terms: the terms that the bounds of time have in common.
         mix: the share of the second bound where the bound without a limit is tightest.
         resident: the bytes that every rank holds with any plan.
     """

@@ -34,13 +34,8 @@ class Question:
 
     Attributes:
         experiment: the experiment for which plans are compared; its own plan is data-parallel.
-        machine: the machine that it runs on.
         limit: the memory limit of a rank, in bytes.
-        sizes: the group sizes to consider.
-        options: the choices of each layer that can be split.
-        ways: the choices that layers with one table can have together.
         weights: the weight of each rank in the mean of times, its relative speed [ranks].
-        pinned: the choices that the user has fixed, by the layer's name, recomputation included.
         recompute: whether layers may be recomputed in the backward pass.
         seconds: the seconds after which a search among many plans returns what it has; None: once
             it finds no better ones.

@@ -48,7 +48,6 @@ class RelaxedPlan:
     """A plan that is cheapest at some mean of the two bounds.
 
     Attributes:
-        choices: the choice of each layer that can be split.
         serial_s: the first bound, f + b + s g + u, in seconds.
         overlapped_s: the second bound, f + g + u, in seconds.
     """
@@ -83,12 +82,7 @@ class Priced:
 
 
 class Relaxation:
-    """The lower bounds of all plans of a trellis.
-
-    Args:
-        trellis: all plans, with the costs of `costs.py`.
-        terms: the terms that the bounds have in common.
-    """
+    """The lower bounds of all plans of a trellis."""
 
     def __init__(self, trellis: Trellis, terms: Terms) -> None:
         self.trellis, self.terms = trellis, terms

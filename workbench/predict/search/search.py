@@ -41,7 +41,6 @@ from workbench.plan.placement.rounds import Rounds, RoundsError
 from workbench.plan.plans.plan import Plan
 from workbench.predict.memory.resident import STAGING_BYTES
 from workbench.predict.search.choices import LocalPlacement, Pin, Shares
-from workbench.predict.search.construction import trellis_of
 from workbench.predict.search.costs import StepCosts
 from workbench.predict.search.evaluation import EvaluatedPlan, Evaluator, uncollected
 from workbench.predict.search.memory_limit import LimitedSearch
@@ -49,7 +48,7 @@ from workbench.predict.search.question import Question, question_of
 from workbench.predict.search.refusal import MemoryLimitError, bytes_of, refusal
 from workbench.predict.search.relaxation import Relaxation, Terms
 from workbench.predict.search.result import Reason, SearchResult, reasons_of
-from workbench.predict.search.trellis import cheapest_sums
+from workbench.predict.search.trellis import cheapest_sums, trellis_of
 from workbench.predict.time.duration import load_seconds
 from workbench.program.buckets import BYTES
 from workbench.program.rows import HostLayout, micro_batches

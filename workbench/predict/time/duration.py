@@ -18,7 +18,7 @@ from workbench.plan.machine.machine import Machine
 from workbench.plan.machine.work import PlacedLayers, work_of
 from workbench.plan.placement.placement import Conversion, Shard
 from workbench.predict.time.group_topology import GroupTopology, topology_of
-from workbench.predict.traffic.received import Summing, received_of
+from workbench.predict.traffic.collective_costs import Summing, received_of
 from workbench.program.collectives import CollectiveCall, crossing_of
 from workbench.program.rows import Counts, HostLayout, Rows
 
@@ -33,7 +33,6 @@ class Speeds:
     """The devices of some ranks, and the links between them.
 
     Args:
-        machine: the machine that the ranks are on.
         ranks: the ranks' numbers in the world, in whole shard groups.
 
     Raises:
@@ -136,15 +135,7 @@ class Crossed:
 def layer_seconds(
     plan: PlacedLayers, layer: Layer, rows: Rows, precision: str, speeds: Speeds
 ) -> LayerSeconds:
-    """The seconds of one layer's forward and backward pass on each rank.
-
-    Args:
-        plan: the plan that places the layer.
-        layer: the layer, of the plan's graph.
-        rows: the rows of each rank in the pass.
-        precision: the precision of the experiment.
-        speeds: the devices and links of the same ranks.
-    """
+    """The seconds of one layer's forward and backward pass on each rank."""
     read, given = plan.flow.inputs[layer.name], plan.flow.outputs[layer.name]
     k = max(read.group_size, given.group_size)
     samples, own = rows.over(k).tolist(), rows.own.tolist()
@@ -172,8 +163,6 @@ def half_goes_back(graph: Graph, layer: Layer, wanted: bool) -> bool:
     """Whether a backward pass computes the gradient of the weights alone, or of the input alone.
 
     Args:
-        graph: the graph that the layer is in.
-        layer: a layer that a gradient reaches.
         wanted: whether the gradient of the layer's input is needed.
     """
     owner = graph[layer.shared] if layer.shared else layer
@@ -184,10 +173,7 @@ def conversion_seconds(step: Conversion, rows: Rows, itemsize: int, speeds: Spee
     """The seconds of one conversion's forward and backward pass on each rank.
 
     Args:
-        step: the conversion.
-        rows: the rows of each rank in the pass.
         itemsize: bytes of an element.
-        speeds: the devices and links of the same ranks.
     """
     crossing = crossing_of(step, rows, itemsize)
     forward_s = backward_s = np.zeros(rows.world_size)
@@ -212,7 +198,6 @@ def leg_seconds(op: str, received: Counts, group_size: int, speeds: Speeds) -> L
         op: the collective's name in the recorder, such as "all_gather".
         received: bytes that each rank receives [ranks].
         group_size: the number of ranks in a shard group.
-        speeds: the devices and links of the same ranks.
     """
     most = received.reshape(-1, group_size).max(axis=1).tolist()
     known: dict[tuple[int, int], float] = {}
@@ -249,7 +234,6 @@ def update_seconds(optimizer: AnyOptimizer, parameters: Seconds, speeds: Speeds)
     Args:
         optimizer: the optimizer; its groups count as all others.
         parameters: bytes of parameters that each rank updates [ranks].
-        speeds: the devices and links of the same ranks.
     """
     kind, passes = optimizer.kind, optimizer.passes
     rates = [d.update_s_per_byte.get(kind, passes / d.bandwidth) for d in speeds.devices]

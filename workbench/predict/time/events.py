@@ -25,7 +25,6 @@ class Grouping:
         count: how many ranks of the world are in each group; None: only the simulated ones.
 
     Attributes:
-        count: how many ranks of the world are in the largest group.
         is_one: whether all simulated ranks are in one group.
         key: a key that is equal for equal groupings.
     """
@@ -55,7 +54,6 @@ class Task(NamedTuple):
     """Work of every rank on its compute lane.
 
     Attributes:
-        what: the kind of its spans.
         label: the layer, or what else it belongs to.
         seconds: seconds of the work on each rank [ranks].
     """
@@ -128,7 +126,6 @@ class Call:
         label: the layer, or "gradients", "parameters", "status", "unscale", "clip", "labels",
             "weights".
         phase: "forward", "backward" or "step".
-        groups: the groups whose ranks take part together.
         seconds: seconds on each rank, once all of its group have arrived [ranks].
         bytes: bytes that each rank receives [ranks].
         busy: the share of that time in which the device works for the collective and computes
@@ -166,7 +163,6 @@ class StartedCollective:
     """A collective on the communication lane, queued behind those started before it.
 
     Attributes:
-        call: the collective.
         handle: the number under which it is waited for.
     """
 
@@ -180,8 +176,6 @@ class AwaitCollective:
 
     Attributes:
         handle: the number under which the collective was started.
-        label: the name of what is waited for.
-        late: how many steps ago the collective was started.
     """
 
     handle: int

@@ -21,12 +21,7 @@ _CODING = 8
 
 
 class Replicas:
-    """The replica groups of the simulated ranks, for shard groups of any size.
-
-    Args:
-        ranks: the ranks that are simulated, each of which may represent others of the world.
-        speeds: the devices and links of these ranks.
-    """
+    """The replica groups of the simulated ranks, for shard groups of any size."""
 
     def __init__(self, ranks: Representatives, speeds: Speeds) -> None:
         self.ranks, self.speeds = ranks, speeds
@@ -64,10 +59,8 @@ class Replicas:
         Args:
             sizes: bytes of each rank [ranks].
             itemsize: the bytes of an element.
-            group_size: the size of the shard groups that the pieces are sharded over.
             label: the name of what is reduced, such as "gradients".
             phase: the phase of the step: "forward", "backward" or "step".
-            algorithm: the algorithm that is asked for.
             beside: whether ranks may compute meanwhile.
             shared: whether the buffers are in memory that the ranks of a host share, where they
                 share any.
@@ -202,7 +195,6 @@ class Replicas:
 
         Args:
             server: the server's index among the simulated ranks.
-            group_size: the size of the shard groups that the parameters are sharded over.
         """
         group = self.ranks.ranks // group_size
         found: NDArray[np.bool_] = group == group[server]
@@ -212,7 +204,6 @@ class Replicas:
         """The fraction of its replica group's piece that each rank updates [ranks].
 
         Args:
-            group_size: the size of the shard groups that the parameters are sharded over.
             shares: the relative share of each simulated rank [ranks].
         """
         each = np.array(shares, dtype=np.float64)
@@ -223,7 +214,6 @@ class Replicas:
 
         Args:
             sizes: bytes of each rank [ranks].
-            group_size: the size of the shard groups that the pieces are sharded over.
             shares: the relative share of each simulated rank [ranks].
         """
         moved = sizes * self.part(group_size, shares) * (self.count(group_size) - 1)
@@ -236,7 +226,6 @@ class Replicas:
 
         Args:
             sizes: bytes of the whole piece on each rank [ranks].
-            group_size: the size of the shard groups that the parameters are sharded over.
             shares: the relative share of each simulated rank [ranks].
             fused: whether it is the second round of a direct all-reduce.
         """

@@ -91,7 +91,6 @@ class StragglerModel:
         """Seconds by which the last rank of each rank's group arrives later than expected [ranks].
 
         Args:
-            groups: the groups that are synchronised.
             arrive: when each rank is expected to arrive, in seconds [ranks].
         """
         if self.is_even or groups.count < 2:
@@ -106,7 +105,6 @@ class StragglerModel:
         """Notes that the ranks of each group are synchronised.
 
         Args:
-            groups: the groups that are synchronised.
             who: a mask of the ranks that are synchronised [ranks]; None: all.
         """
         if self.is_even:
@@ -142,7 +140,6 @@ class TimedEvent:
     """An event with its times.
 
     Attributes:
-        event: the event.
         arrive: when each rank came to it, in seconds [ranks].
         begin: when the collective began, in seconds [ranks]; for other events, `arrive`.
         end: when it was over, in seconds [ranks].
@@ -261,7 +258,6 @@ class Step:
     """A step with its times.
 
     Attributes:
-        happened: the events of the step.
         began: when each rank began, in seconds [ranks].
         ended: when each rank ended, in seconds [ranks].
     """

@@ -12,8 +12,7 @@ import numpy as np
 
 from workbench.plan.io.errors import ExperimentError
 from workbench.plan.io.html import Markup, frame_html, frame_of, save
-from workbench.predict.traffic.collective_costs import Table
-from workbench.predict.traffic.received import Received, Summing, received_of
+from workbench.predict.traffic.collective_costs import Received, Summing, Table, received_of
 from workbench.program.buckets import late
 from workbench.program.collectives import CollectiveCall, Phase, Purpose
 from workbench.program.rows import Counts
