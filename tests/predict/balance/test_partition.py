@@ -7,19 +7,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.interpolate import Akima1DInterpolator
 
 from workbench.predict.balance import Balancer, Point, TimeModel, partition
-from workbench.predict.balance.time_model import KINDS, seconds_of
+from workbench.predict.balance.time_model import seconds_of
 
 SECONDS = st.floats(0.01, 50, allow_nan=False).map(lambda s: round(s, 3))
 
 
 @st.composite
-def models(draw, kinds=KINDS):
+def models(draw):
     sizes = draw(st.lists(st.integers(1, 14), min_size=1, max_size=4, unique=True))
     points = tuple(Point(size, draw(SECONDS)) for size in sizes)
-    return TimeModel(points, draw(st.sampled_from(kinds)))
+    return TimeModel(points)
 
 
 def end(sizes, times, overheads=None):
@@ -42,7 +41,6 @@ def drawn(rng):
                 Point(units, round(rng.uniform(0.01, 50), 3))
                 for units in rng.sample(range(1, 15), rng.randint(1, 4))
             ),
-            rng.choice(KINDS),
         )
         for _ in range(rng.randint(1, 4))
     ]
@@ -99,38 +97,23 @@ def test_a_model_passes_through_its_points_where_they_do_not_fall(model):
     assert times[0] == 0
     assert np.all(np.diff(times) >= 0)
     rising = all(a.seconds <= b.seconds for a, b in itertools.pairwise(model.points))
-    if model.kind == "linear" and rising:
+    if rising:
         for point in model.points:
             assert times[point.units] == pytest.approx(point.seconds)
 
 
-def test_kinds_differ_between_points():
-    points = (Point(2, 2.0), Point(4, 3.0), Point(8, 9.0))
-    constant, linear, akima = (TimeModel(points, kind).seconds(16) for kind in KINDS)
-    assert constant[4] == pytest.approx(4.5)
-    assert linear[3] == pytest.approx(2.5)
-    assert akima[6] != pytest.approx(linear[6])
-    assert constant[16] == linear[16] == akima[16] == pytest.approx(18.0)
-
-
-def test_akima_s_spline_is_scipy_s_from_the_smallest_measured_size_on():
-    """Of devices that were measured at other sizes each, all at once."""
+def test_times_are_straight_between_points_whatever_others_were_measured_at():
     rng = random.Random(0)
     every = [
-        TimeModel(tuple(Point(d, d * rng.uniform(1, 2)) for d in rng.sample(range(1, 40), n)), kind)
+        TimeModel(tuple(Point(d, d * rng.uniform(1, 2)) for d in rng.sample(range(1, 40), n)))
         for n in range(2, 9)
-        for kind in KINDS
     ]
-    found = seconds_of(every, 40)
-    for model, row in zip(every, found, strict=True):
-        assert np.array_equal(row, model.seconds(40))
-        first, last = model.points[0].units, model.points[-1].units
+    for model, row in zip(every, seconds_of(every, 60), strict=True):
+        assert np.array_equal(row, model.seconds(60))
         x, y = zip((0, 0.0), *((p.units, p.seconds) for p in model.points), strict=True)
-        if model.kind == "akima":
-            spline = Akima1DInterpolator(x, y)(np.arange(first, last + 1))
-            expected = np.maximum.accumulate(np.maximum(spline, 0))
-            before = row[first - 1] if first > 1 else 0.0
-            assert row[first : last + 1] == pytest.approx(np.maximum(expected, before))
+        expected = np.interp(np.arange(61), x, y)
+        expected[x[-1] :] = y[-1] / x[-1] * (np.arange(x[-1], 61) - x[-1]) + y[-1]
+        assert row == pytest.approx(np.maximum.accumulate(expected))
 
 
 def test_a_functional_model_is_never_worse_than_a_constant_one():
@@ -138,7 +121,7 @@ def test_a_functional_model_is_never_worse_than_a_constant_one():
     truth = [lambda d, v=v: (0.5 + d / v) * (d > 0) for v in (40.0, 20.0, 10.0)]
     sizes = (8, 16, 32, 64, 128)
     every = [TimeModel(tuple(Point(d, t(d)) for d in sizes)) for t in truth]
-    constant = [TimeModel((Point(128, t(128)),), "constant") for t in truth]
+    constant = [TimeModel((Point(128, t(128)),)) for t in truth]
 
     def slowest(chosen):
         return max(t(d) for t, d in zip(truth, chosen, strict=True))
@@ -173,11 +156,8 @@ def test_one_slow_step_changes_nothing():
     assert slow.sizes == (15, 5)
 
 
-@pytest.mark.parametrize(
-    ("points", "kind"), [((), "linear"), ((Point(1, 1.0),), "cubic")], ids=["none", "kind"]
-)
-def test_bad_models_are_refused(points, kind):
+def test_bad_models_are_refused():
     with pytest.raises(ValueError, match="time model"):
-        TimeModel(points, kind)
+        TimeModel(())
     with pytest.raises(ValueError, match="at least one unit"):
         Point(0, 1.0)

@@ -3,13 +3,12 @@
 from workbench.predict.balance.online import Balancer
 from workbench.predict.balance.plans import Balanced, balanced
 from workbench.predict.balance.sharing import UNITS, Split
-from workbench.predict.balance.time_model import Kind, Partition, Point, TimeModel, partition
+from workbench.predict.balance.time_model import Partition, Point, TimeModel, partition
 
 __all__ = [
     "UNITS",
     "Balanced",
     "Balancer",
-    "Kind",
     "Partition",
     "Point",
     "Split",

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
-from workbench.predict.balance.time_model import Kind, Partition, Point, TimeModel, partition
+from workbench.predict.balance.time_model import Partition, Point, TimeModel, partition
 
 CONFIDENCE = 0.95  # of how long a rank takes, both ends
 # For how much longer one rank takes than another, one-sided. There are tests at every step, and it
@@ -150,7 +150,6 @@ class Balancer:
         threshold: the imbalance that is tolerated, relative to the slowest device.
         patience: the number of successive measurements that must exceed it.
         grain: the units that stay together.
-        kind: the kind of the time models.
         exceeded: the number of successive measurements that have exceeded the threshold.
     """
 
@@ -159,7 +158,6 @@ class Balancer:
     threshold: float = 0.05
     patience: int = 3
     grain: int = 1
-    kind: Kind = "linear"
     exceeded: int = 0
 
     def __post_init__(self) -> None:
@@ -202,8 +200,8 @@ class Balancer:
             return model
         point = Point(size, seconds)
         if model is None:
-            return TimeModel((point,), self.kind)
+            return TimeModel((point,))
         before = float(model.seconds(size)[size])
         if seconds > 0 and abs(before - seconds) / seconds > 2 * self.threshold:
-            return TimeModel((point,), self.kind)
+            return TimeModel((point,))
         return model.with_points([point])

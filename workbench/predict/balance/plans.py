@@ -39,7 +39,7 @@ from workbench.predict.balance.sharing import (
     Split,
     limits_of,
 )
-from workbench.predict.balance.time_model import Kind, Partition
+from workbench.predict.balance.time_model import Partition
 from workbench.predict.prediction import predict
 
 if TYPE_CHECKING:
@@ -139,7 +139,6 @@ def balanced(
     *,
     split: Split = "rows",
     per_layer: bool = False,
-    kind: Kind = "linear",
     least: int = 0,
     most: Sequence[int | None] | None = None,
     memory_limit: Limit | None = None,
@@ -158,7 +157,6 @@ def balanced(
         split: the work that is divided: "rows" of a batch, or the "filters" of every layer.
         per_layer: whether each sharded block of the plan gets shares of its own, by the times of
             its layers' shapes; with "rows" those of the plan's sharded layers, besides the rows.
-        kind: the interpolation between measured sizes, the kind of the time models.
         least: the least units of every device (rows, 64ths of the filters, or of each block's own
             filters); 0: it may get nothing, and the last, slowest ones may be left out of the plan,
             which then is over fewer ranks.
@@ -199,7 +197,7 @@ def balanced(
         if split == "filters":
             over = Plan.filters(over.graph, ranks, grain=grain).with_batch_norm(over.batch_norm)
         own = step.replace(plan=over)
-        times = PlanTimes(own, over, devices[:ranks], kind)
+        times = PlanTimes(own, over, devices[:ranks])
         limits = None if bounds is None else bounds[:ranks]
         own_most = None if most is None else most[:ranks]
         return Sharing(times, split, per_layer, least, own_most, limits, overheads_s, grain)

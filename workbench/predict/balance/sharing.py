@@ -30,7 +30,7 @@ from workbench.plan.placement.layer_plan import LayerPlan
 from workbench.plan.placement.placement import ROWS, Layout, Shard, apportion
 from workbench.plan.placement.presets import grain_of
 from workbench.plan.plans.plan import Plan
-from workbench.predict.balance.time_model import Kind, Partition, Point, TimeModel, partition
+from workbench.predict.balance.time_model import Partition, Point, TimeModel, partition
 from workbench.predict.prediction import predict
 from workbench.predict.search.refusal import bytes_of
 
@@ -127,7 +127,6 @@ class PlanTimes:
     experiment: Experiment
     plan: Plan
     devices: Sequence[Device]
-    kind: Kind
 
     @cached_property
     def cuts(self) -> Cuts:
@@ -169,7 +168,6 @@ class PlanTimes:
         return [
             TimeModel(
                 tuple(Point(d, self._seconds(self._by_rows, device, self._one, d)) for d in sizes),
-                self.kind,
             )
             for device in self.devices
         ]
@@ -245,7 +243,6 @@ class PlanTimes:
                     )
                     for units, d in sizes
                 ),
-                self.kind,
             )
             for member in range(k)
         ]
