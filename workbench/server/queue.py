@@ -85,7 +85,7 @@ class Queue:
         return self._store.claim(job.id, job.attempt, places)
 
     def _after_known_attempts(self, job: JobRecord) -> JobRecord:
-        """Ends attempts that the store knows nothing of, as it was restored from a backup."""
+        """Ends attempts that the store knows nothing of, as an older one is in its place."""
         folder = Path(job.directory) / "attempts"
         numbers = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
         unknown = [number for number in numbers if number > job.attempt]
