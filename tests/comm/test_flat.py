@@ -6,44 +6,19 @@ from torch.testing import assert_close
 
 from workbench.comm.messages import flat as pieces
 from workbench.comm.messages.flat import (
-    accumulator,
     added,
     blocks,
-    cut,
     even,
-    lengths,
     pack,
-    resized,
     shaped,
     unpack,
 )
-
-
-def test_one_dimension_gets_another_size():
-    assert resized((2, 3, 4), 0, 7) == (7, 3, 4)
-    assert resized((2, 3, 4), 1, 7) == (2, 7, 4)
-    assert resized((2, 3, 4), 2, 0) == (2, 3, 0)
-
-
-def test_the_elements_of_each_piece():
-    assert lengths((2, 3, 4), 1, (1, 2)) == [8, 16]
-    assert lengths((6,), 0, (4, 0, 2)) == [4, 0, 2]
-    assert lengths((2, 3), 0, (2,)) == [6]
 
 
 def test_even_sizes_differ_by_one_at_most():
     assert even(7, 3) == (3, 2, 2)
     assert even(1, 3) == (1, 0, 0)
     assert even(0, 2) == (0, 0)
-
-
-def test_pieces_are_views():
-    x = torch.arange(6.0).view(2, 3)
-    first, second = cut(x, (1, 2), 1)
-    assert first.tolist() == [[0.0], [3.0]]
-    assert second.tolist() == [[1.0, 2.0], [4.0, 5.0]]
-    assert second.data_ptr() == x[:, 1:].data_ptr()
-    assert [len(piece) for piece in cut(x, (2, 0))] == [2, 0]
 
 
 def test_a_piece_is_packed_after_another():
@@ -81,12 +56,6 @@ def test_memory_is_taken_over_where_it_can_be():
     assert shaped(other, (2, 3)) is other
     assert other.shape == (2, 3)
     assert not other._is_view()
-
-
-def test_half_types_are_summed_in_fp32():
-    assert accumulator(torch.float16) == accumulator(torch.bfloat16) == torch.float32
-    assert accumulator(torch.float64) == torch.float64
-    assert accumulator(torch.int64) == torch.int64
 
 
 HALVES = [torch.float16, torch.bfloat16]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.comm.codecs.coded import NAMES, coding, encoded, laplace, round_trip
+from tests.comm.codecs.coded import NAMES, encoded, laplace, round_trip
 from workbench.comm.messages.errors import CodecError
 from workbench.plan.collective.codec import Codec
 
@@ -144,26 +144,6 @@ def test_what_is_too_large_is_said(name, dtype, value, said):
     x[42] = value
     with pytest.raises(CodecError, match=said):
         encoded(x, Codec(name=name))
-
-
-@pytest.mark.parametrize("name", NAMES)
-@PROFILE
-@given(sizes=SIZES)
-def test_a_residual_is_what_was_left_out(name, sizes):
-    length, _, dtype = sizes
-    codec = Codec(name=name, error_feedback=True)
-    residual, sent = torch.zeros(length, dtype=dtype), torch.zeros(length, dtype=dtype)
-    given_so_far = torch.zeros(length, dtype=torch.float64)
-    made = coding(codec, residual)
-    (wire,) = made.buffers([length])
-    for step in range(4):
-        x = samples(length, dtype, seed=step)
-        before = x.clone()
-        made.encode(x, wire)
-        made.add(wire, sent)
-        given_so_far += x
-        assert torch.equal(x, before)
-        torch.testing.assert_close((sent + residual).double(), given_so_far, rtol=0, atol=1e-4)
 
 
 def test_the_largest_are_found_wherever_they_are():
