@@ -136,10 +136,14 @@ class Matrix:
         """A run that could not write, and said so, goes on once it can."""
         if not any(words in str(error) for words in SAID.get(fault.how, ())):
             raise error
-        if latest(run.directory) is not None:
+        if (newest := latest(run.directory)) is not None and not self._has_all(newest):
             rest = losses(self.cluster.train(run.experiment, resume=run))
             expected = straight[len(straight) - len(rest) :]
             assert rest == pytest.approx(expected, rel=close, abs=0.0)
+
+    def _has_all(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint is that of the last step, so that there is nothing to go on with."""
+        return checkpoint.name == f"step-{self.experiment.steps:06}"
 
     def _of_stop(self, fault: Fault) -> None:
         """A run that is asked to stop, and gone on from."""
