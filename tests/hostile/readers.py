@@ -156,7 +156,7 @@ def rebuilt(folder: Path, _: Path) -> None:
     folder.rename(folder.parent / "a-run")
     cluster = registry.folder_for(folder.parent, "sample")
     cluster.mkdir(mode=0o700)
-    rebuild(cluster, "a:task")
+    rebuild(cluster)
 
 
 def message(folder: Path, file: Path) -> None:
