@@ -365,9 +365,10 @@ def search(
         shares: the unequal shares to consider beside equal ones. True: by the speed of the
             machine's devices, where they differ. False: none.
         recompute: whether layers may be recomputed in the backward pass.
-        time_limit: the seconds of work after which a search returns what it has; among many plans
-            it ends before that once no plan can be faster by more than 1 %. None: 10 seconds, and
-            it ends, too, once it has found none that is faster by 0.2 % for as long again.
+        time_limit: the seconds of work after which a search without a binding memory limit returns
+            what it has; it ends before that once no plan can be faster by more than 1 %. None: 10
+            seconds, and it ends, too, once it has found none that is faster by 0.2 % for as long
+            again. A search under a binding memory limit takes a few seconds at most.
         schemes: schemes of your own to consider beside the built-in ones: objects or classes that
             extend `Scheme`, "module:attribute", or entry points of `workbench.schemes`. They are
             considered for convolutions, linear layers, attention and operations that follow their
