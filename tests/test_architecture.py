@@ -94,10 +94,6 @@ FOLDERS_IN_CIRCLES = {
     "client": {
         *("client", "client/calibration", "client/loggers", "client/records", "client/run"),
     },
-    "model": {
-        *("model/tracing", "model/tracing/rewrites", "model/tracing/state"),
-        "model/tracing/trials",
-    },
     "predict": {"predict", "predict/time"},
 }
 

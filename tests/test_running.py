@@ -19,8 +19,8 @@ MAY = {
     "hosts/host.py": {"exec_module"},  # torch's own version
     "hosts/remote/wire.py": {"getattr"},  # constants of its own
     "train/optimizer/state.py": {"getattr"},  # out of a table of schedulers
-    "model/tracing/layers.py": {"getattr"},  # by the names of live classes
-    "model/tracing/patches.py": {"getattr"},  # constants of its own
+    "model/record/layers.py": {"getattr"},  # by the names of live classes
+    "model/record/patches.py": {"getattr"},  # constants of its own
 }
 PICKLERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 BUILT_IN = {"eval", "exec", "__import__"}

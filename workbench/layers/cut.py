@@ -30,13 +30,12 @@ from workbench.layers.local.norms import (
     instance_norm,
 )
 from workbench.layers.looked_at import LookedAt, LookedAtFunction, look_at_module
-from workbench.model.tracing.batch import is_users_function
-from workbench.model.tracing.contexts import Under
-from workbench.model.tracing.draws import Held
-from workbench.model.tracing.rewrites.inplace import named_in_place
-from workbench.model.tracing.state.python_state import is_own
+from workbench.model.record.batch import Changed, is_users_function, operation_of
+from workbench.model.record.draws import Held
+from workbench.model.record.in_place import named_in_place
+from workbench.model.record.python_state import is_own
 from workbench.model.tracing.trace import skeleton
-from workbench.model.tracing.trials.propagation import with_pieces
+from workbench.model.trials.propagation import with_pieces
 from workbench.model.weights.slices import Reader
 from workbench.plan.graph.graph import Layer
 from workbench.plan.placement.placement import ROWS, Conversion, Shard, replica_group, shard_group
@@ -148,7 +147,7 @@ class _Cutting:
         """Lets what the model makes lie on the device that it computes on, unless it says where."""
         makers = _device_constructors()
         for node in self.traced.graph.nodes:
-            if node.op == "call_function" and node.target in makers:
+            if node.op == "call_function" and operation_of(node) in makers:
                 if node.kwargs.get("device") is None:
                     node.update_kwarg("device", device)
 
@@ -475,7 +474,7 @@ class _Cutting:
 
 def _out_of_place(node: torch.fx.Node) -> Any:
     """Returns what computes the same as a node's function or method, into a new tensor."""
-    if isinstance(node.target, Under) or not named_in_place(node.target):
+    if isinstance(node.target, Changed) or not named_in_place(node.target):
         return node.target
     name = node.target if isinstance(node.target, str) else node.target.__name__
     plain = name.removesuffix("_")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from workbench.model.errors import TraceError
-from workbench.model.tracing.batch import tensors
-from workbench.model.tracing.trials.probe import alike
+from workbench.model.record.batch import tensors
+from workbench.model.trials.probe import alike
 from workbench.plan.extension.user_object import is_looked_at
 from workbench.plan.graph.graph import Layer
 

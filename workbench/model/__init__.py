@@ -4,9 +4,8 @@ from workbench.model.build import build, build_fake
 from workbench.model.errors import CheckpointError, ModelError, TraceError
 from workbench.model.tracing.trace import skeleton, trace
 from workbench.model.weights.initial import initialize
-from workbench.model.weights.pieces import Piece, index_pieces
+from workbench.model.weights.pieces import Piece, Snapshot, index_pieces
 from workbench.model.weights.slices import PieceSet, Reader, WeightsFile, expect
-from workbench.model.weights.snapshot import Snapshot
 
 __all__ = [
     "CheckpointError",

@@ -36,11 +36,6 @@ from workbench.plan.io.errors import unknown
 def named(name: str, input_shape: tuple[int, ...], arguments: dict[str, Any]) -> Source:
     """The source of a torchvision model, its arguments completed and checked.
 
-    Args:
-        name: the name of a classification model of `torchvision.models`.
-        input_shape: the shape of one sample; passed on to a builder that needs the image's size.
-        arguments: the further keyword arguments of the builder: plain values only.
-
     Raises:
         ModelError: an unknown model (the nearest are suggested), or arguments that are not plain
             values.

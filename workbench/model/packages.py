@@ -21,13 +21,7 @@ _HEADS = ("CausalLM", "MaskedLM", "ImageClassification")  # the first that a mod
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A model that another package has built, and what its graph is to be told.
-
-    Attributes:
-        module: the model.
-        outputs: the roles of what it returns, by name; None: it returns one tensor.
-        vocabulary: the number of tokens; None: it reads real numbers.
-    """
+    """A model that another package has built, and what its graph is to be told."""
 
     module: nn.Module
     outputs: Mapping[str, str] | None = None
@@ -36,12 +30,6 @@ class PackagedModel:
 
 def packaged(name: str, num_classes: int, arguments: Mapping[str, Any]) -> PackagedModel:
     """Builds "package/model".
-
-    Args:
-        name: "timm/NAME", or "transformers/TYPE", of which TYPE is a model type of transformers.
-        num_classes: the number of classes of a model of images.
-        arguments: of timm, those of `timm.create_model`; of transformers, `config`, the fields of
-            the model's configuration, and `head`, the end of an "AutoModelFor..." ("CausalLM").
 
     Raises:
         ModelError: an unknown or missing package, an unknown model, or arguments that the package

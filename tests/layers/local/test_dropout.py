@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from workbench.layers.local.context import BatchContext
 from workbench.layers.local.draws import PlacedDropout
-from workbench.model.tracing.draws import hashed, kept
+from workbench.model.record.draws import hashed, kept
 from workbench.plan.placement.placement import ROWS, Layout, Replicate, Shard
 
 SHAPE = (6, 4)

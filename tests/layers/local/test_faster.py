@@ -6,7 +6,7 @@ from torch.testing import assert_close
 from workbench.layers.cut import cut
 from workbench.layers.local.context import BatchContext
 from workbench.layers.local.faster import Linear, Repeat, Transposed
-from workbench.model.tracing.rewrites.linears import TransposedLinear
+from workbench.model.record.extended import TransposedLinear
 from workbench.model.tracing.trace import trace
 from workbench.model.weights.initial import initialize
 from workbench.model.weights.slices import WeightsFile

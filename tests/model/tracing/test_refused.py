@@ -31,7 +31,7 @@ def refusal(forward, *, shape=IMAGE, **attributes):
         (lambda x: x - x.mean(0), "mean has lost the batch"),
         (lambda x: x - x.mean(0, keepdim=True), "mean has lost the batch"),
         (lambda x: x / x.max(), "max has lost the batch"),
-        (lambda x: x.flatten(1) @ x.flatten(1).t(), "matmul mixes samples"),
+        (lambda x: x.flatten(1) @ x.flatten(1).t(), "matmul has the batch elsewhere"),
         (lambda x: x.permute(1, 0, 2, 3), "permute has the batch elsewhere"),
         (lambda x: x.reshape(3, -1), "the batch elsewhere"),
         (lambda x: x[0], "getitem has lost the batch"),

@@ -12,7 +12,7 @@ from workbench.layers.cut_model import CutModel, group_specs
 from workbench.layers.local.context import BatchContext
 from workbench.model.errors import CheckpointError
 from workbench.model.tracing.trace import trace
-from workbench.model.weights.snapshot import Snapshot
+from workbench.model.weights.pieces import Snapshot
 from workbench.plan.experiment.experiment import SGD, Experiment, Optimizer
 from workbench.plan.placement.placement import Shard
 from workbench.plan.plans.plan import Plan

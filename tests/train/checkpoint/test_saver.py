@@ -9,8 +9,8 @@ import torch
 
 from tests.train.checkpoint import saving
 from workbench.model.errors import CheckpointError
+from workbench.model.weights.pieces import Snapshot
 from workbench.model.weights.slices import PieceSet
-from workbench.model.weights.snapshot import Snapshot
 from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Replicate, Shard
 from workbench.store.messages import StopRequest

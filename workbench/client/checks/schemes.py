@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from workbench.client.cluster import Cluster
-from workbench.model.tracing.rewrites.linears import TransposedLinear
+from workbench.model.record.extended import TransposedLinear
 from workbench.model.tracing.trace import trace
 from workbench.plan.experiment.experiment import SGD, Experiment, Synthetic
 from workbench.plan.extension.extension import Check

@@ -27,7 +27,7 @@ from workbench.comm.regions import copy_to
 from workbench.layers.local.context import BatchContext
 from workbench.layers.local.draws import PlacedDropout
 from workbench.layers.local.idle import OutputType, nothing
-from workbench.model.tracing.rewrites.attention import is_window_attention
+from workbench.model.record.attention import is_window_attention
 from workbench.plan.graph.graph import Layer
 from workbench.plan.placement.flow import heads_of
 from workbench.plan.placement.placement import Layout, Replicate, Shard

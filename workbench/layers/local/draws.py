@@ -14,7 +14,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from workbench.layers.local.context import BatchContext
-from workbench.model.tracing.draws import (
+from workbench.model.record.draws import (
     INDEPENDENT,
     Draws,
     Held,

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from workbench.model.tracing.rewrites.linears import TransposedLinear
+from workbench.model.record.extended import TransposedLinear
 
 LARGE_BYTES = 2**22
 

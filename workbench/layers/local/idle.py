@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from workbench.model.build import with_tensors
-from workbench.model.dtypes import TORCH_DTYPES
+from workbench.model.weights.files import TORCH_DTYPES
 from workbench.plan.graph.graph import Input
 
 OutputType = Callable[[], torch.dtype]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from workbench.layers.local.faster import LARGE_BYTES, Linear, Repeat, Transposed
-from workbench.model.tracing.rewrites.linears import NamedLinear, TransposedLinear
+from workbench.model.record.extended import NamedLinear, TransposedLinear
 from workbench.model.weights.slices import Reader
 from workbench.plan.graph.graph import Layer
 from workbench.plan.io.errors import PlanError

@@ -18,23 +18,22 @@ from torch.utils import _pytree as pytree
 from workbench.model.build import build_fake, named, pack, structure, unpack
 from workbench.model.errors import InsideError, ModelError, OperationError, TraceError
 from workbench.model.packages import packaged
-from workbench.model.tracing.failure import explained
-from workbench.model.tracing.inputs import declared, without_objects
-from workbench.model.tracing.layers import layers_of
-from workbench.model.tracing.lost import refuse_what_is_lost
-from workbench.model.tracing.patches import modes_restored
-from workbench.model.tracing.rewrites.attention import find_self_attention, masked_self_attention
-from workbench.model.tracing.rewrites.detours import Detour, gather_detours
-from workbench.model.tracing.rewrites.inplace import drop_unread_parts, drop_unused
-from workbench.model.tracing.rewrites.linears import find_linears
-from workbench.model.tracing.rewrites.recurrent import find_recurrent
-from workbench.model.tracing.rewrites.tokens_first import find_tokens_first
-from workbench.model.tracing.state.kept import left_alone, operations
-from workbench.model.tracing.tracer import ValueTracer
-from workbench.model.tracing.trials.independence import constants_of, show_independence
-from workbench.model.tracing.trials.propagation import find_propagations
-from workbench.model.tracing.trials.runs import Ran
-from workbench.model.tracing.trials.whole import is_small, show_same
+from workbench.model.record.attention import find_self_attention, masked_self_attention
+from workbench.model.record.batch import MovedModule
+from workbench.model.record.extended import find_linears
+from workbench.model.record.failure import explained
+from workbench.model.record.in_place import drop_unread_parts, drop_unused
+from workbench.model.record.inputs import declared, without_objects
+from workbench.model.record.layers import layers_of
+from workbench.model.record.patches import modes_restored
+from workbench.model.record.runs import Ran
+from workbench.model.record.state import left_alone, operations, refuse_what_is_lost
+from workbench.model.record.tracer import ValueTracer
+from workbench.model.tracing.batch_first import put_batch_first
+from workbench.model.trials.gradients import find_trained
+from workbench.model.trials.independence import constants_of, show_independence
+from workbench.model.trials.propagation import find_propagations
+from workbench.model.trials.whole import is_small, show_same
 from workbench.plan.graph.graph import ROLES, Graph, Input, Source
 
 _STEPS = 5
@@ -124,9 +123,6 @@ def trace(
 def show_trains_same(graph: Graph) -> None:
     """Checks that a module and its graph stay the same through some training steps.
 
-    Args:
-        graph: the graph; of a module in this process, or there is nothing to compare.
-
     Raises:
         TraceError: the module computes something else.
     """
@@ -154,11 +150,6 @@ def skeleton(graph: Graph, *, evaluating: bool = False) -> torch.fx.GraphModule:
     """The traced model: parameters on the meta device, one node for each layer.
 
     `Layer.node` is the name of a layer's node; submodules have their own names.
-
-    Args:
-        graph: the graph of the model.
-        evaluating: whether to give the model in evaluation mode, with the layers of
-            `graph.evaluation`.
 
     Raises:
         ModelError: the model cannot be built here, or differs from the one that was traced.
@@ -240,18 +231,7 @@ def _refuse_unread(graph: Graph) -> None:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A model recorded in one mode, that of its root.
-
-    Attributes:
-        source: the origin of the model.
-        root: the module that was traced.
-        samples: what the model reads.
-        roles: the roles of the tensors that it returns, if they were declared.
-        nodes: the traced graph, with its values.
-        tracer: the tracer that recorded it.
-        refused: why modules of the tracer's `whole` classes could not be traced into; None: there
-            are no such classes.
-    """
+    """A model recorded in one mode, that of its root."""
 
     source: Source
     root: nn.Module
@@ -262,7 +242,7 @@ class _Recorded:
     refused: TraceError | None = None
 
     def operations(self) -> list[tuple[Any, ...]]:
-        """Each operation with its name and arguments; of a detour, with those in it."""
+        """Each operation with its name and arguments, and where its module has the batch."""
         nodes = self.nodes.nodes
         return [
             (*operation, self._inside(node))
@@ -271,7 +251,7 @@ class _Recorded:
 
     def _inside(self, node: Node) -> tuple[Any, ...]:
         module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        return (module.steps, module.given) if isinstance(module, Detour) else ()
+        return (module.into, module.out) if isinstance(module, MovedModule) else ()
 
     def described(
         self, constants: dict[str, Tensor] | None = None
@@ -286,7 +266,7 @@ class _Recorded:
             roles, keys = keep_outputs(self.nodes, self.roles, training=self.root.training)
             drop_unused(self.nodes, self.root)
             if self.root.training:
-                self.tracer.find_trained(self.nodes, self.root)
+                find_trained(self.nodes, self.root, self.tracer)
             find_propagations(self.nodes, known)
             layers, outputs = layers_of(self.root, self.nodes)
         except OperationError as error:
@@ -339,11 +319,10 @@ def _recorded(
                 continue
             tracer.extended.put(root, tracer.root)
             find_linears(nodes, (root, tracer.root), tracer.record)
-            find_tokens_first(nodes, (root, tracer.root), tracer.record)
-            find_self_attention(nodes, root, tracer.root)
-            find_recurrent(nodes, (root, tracer.root), tracer.record)
             drop_unread_parts(nodes)
-            gather_detours(nodes, (root, tracer.root), tracer.record)
+            if any(node.meta.get("elsewhere") for node in nodes.nodes):
+                put_batch_first(nodes, (root, tracer.root), tracer.record)
+            find_self_attention(nodes, root, tracer.root)
             break
         except OperationError as error:
             meta = error.node.meta
@@ -396,12 +375,6 @@ def keep_outputs(
     graph: torch.fx.Graph, roles: Roles | None, *, training: bool = True
 ) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
     """Makes a traced graph return what is trained on: the prediction first, then auxiliary heads.
-
-    Args:
-        graph: the traced graph of a `ValueTracer`, with its values.
-        roles: the declared roles; None: none, so that one tensor is expected.
-        training: whether the graph is of training mode; in evaluation a model may return the
-            prediction alone.
 
     Returns:
         The role of each tensor that the model returns, and `Graph.keys`.

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from workbench.model.dtypes import TORCH_DTYPES
 from workbench.model.errors import CheckpointError
+from workbench.model.weights.files import TORCH_DTYPES
 from workbench.model.weights.pickled import Name, Record, records, typed
 from workbench.plan.io.files import bytes_of
 

@@ -38,12 +38,6 @@ def write_weights(
 ) -> Path:
     """Writes a folder that others read; it is there whole or not at all.
 
-    Args:
-        tensors: the tensors by name, as a module's `state_dict` has them.
-        path: the folder; it must not be there.
-        format: "safetensors" or "dcp".
-        most_bytes: the bytes of one safetensors file; more tensors lie in several, with an index.
-
     Raises:
         CheckpointError: the folder is there already, no such format, or it cannot be written.
     """

@@ -23,6 +23,13 @@ from workbench.model.errors import CheckpointError
 from workbench.plan.io import files
 from workbench.plan.io.errors import unknown
 
+TORCH_DTYPES = {
+    str(each).removeprefix("torch."): each
+    for each in vars(torch).values()
+    if isinstance(each, torch.dtype)
+}
+"""By their names, as texts have them: a name in a text leads to no other."""
+
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -61,11 +68,6 @@ def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Writes a safetensors file; the same tensors give the same bytes.
-
-    Args:
-        path: the file's path; an existing file is replaced as a whole.
-        tensors: the tensors by name, on any device; a view is written as the tensor that it shows.
-        metadata: the texts for the header (with more than one, their order may differ).
 
     Raises:
         CheckpointError: the file could not be written; an existing one is unchanged.

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from workbench.model.build import build
-from workbench.model.dtypes import TORCH_DTYPES
 from workbench.model.errors import CheckpointError, ModelError
-from workbench.model.weights.files import write_tensors
+from workbench.model.weights.files import TORCH_DTYPES, write_tensors
 from workbench.model.weights.slices import WeightsFile, expect
 from workbench.plan.graph.graph import Graph, Weight
 from workbench.plan.io.errors import unknown

@@ -123,11 +123,6 @@ class PieceSet:
 def expect(reader: Reader, weights: Iterable[Weight], *, of: str) -> None:
     """Checks that a reader has these weights, in these shapes.
 
-    Args:
-        reader: the reader that is checked.
-        weights: the weights of the model that is to be loaded.
-        of: the name of what the reader reads, for the error.
-
     Raises:
         CheckpointError: the reader has another model's weights; the first differences are named.
     """

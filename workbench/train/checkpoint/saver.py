@@ -25,8 +25,7 @@ from workbench.comm.collectives import all_gather
 from workbench.comm.groups.group import Group
 from workbench.layers.cut_model import CutModel
 from workbench.model.errors import CheckpointError
-from workbench.model.weights.pieces import Piece, index_pieces
-from workbench.model.weights.snapshot import Snapshot
+from workbench.model.weights.pieces import Piece, Snapshot, index_pieces
 from workbench.plan.experiment.experiment import Experiment
 from workbench.plan.experiment.optimizers import Remembered
 from workbench.plan.placement.flow import WeightPlacement

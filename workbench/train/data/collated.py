@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
-from workbench.model.tracing.state.python_state import State, Walk, moved
+from workbench.model.record.python_state import State, Walk, moved
 from workbench.plan.extension.user_object import is_looked_at
 from workbench.plan.graph.graph import Input
 from workbench.train.data.reading import DataError, Generators

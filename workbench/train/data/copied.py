@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.model.tracing.batch import tensors
-from workbench.model.tracing.trials.saved import memory_of
+from workbench.model.record.batch import tensors
+from workbench.model.record.runs import memory_of
 
 T = TypeVar("T")
 

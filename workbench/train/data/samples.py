@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, default_collate
 
-from workbench.model.tracing.state.python_state import Walk, moved
+from workbench.model.record.python_state import Walk, moved
 from workbench.plan.experiment.task import TorchData, is_iterated, made
 from workbench.plan.extension.user_object import Own
 from workbench.plan.graph.graph import Input

@@ -22,8 +22,8 @@ from workbench.comm.codecs import PieceCoding, coder_of
 from workbench.comm.groups.group import Group
 from workbench.comm.groups.world import RankConfig, World
 from workbench.model.build import build_fake, with_tensors
-from workbench.model.dtypes import TORCH_DTYPES
-from workbench.model.tracing.inputs import called_whole
+from workbench.model.record.inputs import called_whole
+from workbench.model.weights.files import TORCH_DTYPES
 from workbench.plan.collective.codec import Codec, CodecName
 from workbench.plan.experiment.experiment import SGD, Adam, AdamW, AnyOptimizer, Experiment
 from workbench.plan.graph.graph import Graph, Layer

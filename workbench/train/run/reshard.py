@@ -27,7 +27,7 @@ from workbench.comm.parts import MOST_BYTES, LocalCopy, SentPart, exchange_parts
 from workbench.layers.cut import cut
 from workbench.layers.cut_model import CutModel
 from workbench.layers.local.context import BatchContext
-from workbench.model.dtypes import TORCH_DTYPES
+from workbench.model.weights.files import TORCH_DTYPES
 from workbench.plan.experiment.optimizers import Remembered
 from workbench.plan.placement.flow import WeightPlacement
 from workbench.plan.placement.placement import Shard

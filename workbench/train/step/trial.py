@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from workbench.layers.local.loss import PLAIN
-from workbench.model.tracing.state.python_state import Walk, moved
+from workbench.model.record.python_state import Walk, moved
 from workbench.plan.experiment.task import CrossEntropy
 from workbench.plan.extension.user_object import OwnObjectError, is_looked_at
 from workbench.plan.graph.graph import Graph

@@ -31,8 +31,8 @@ from workbench.layers.local.context import BatchContext
 from workbench.layers.local.draws import PlacedDraws
 from workbench.layers.local.loss import PLAIN, kept_labels, torch_options
 from workbench.model.build import build_fake
-from workbench.model.tracing.draws import drawing
-from workbench.model.tracing.inputs import called_whole
+from workbench.model.record.draws import drawing
+from workbench.model.record.inputs import called_whole
 from workbench.model.weights.files import write_tensors
 from workbench.model.weights.slices import WeightsFile
 from workbench.plan.experiment.experiment import CrossEntropy, Experiment, Loss, TorchData

@@ -1,1 +1,0 @@
-"""Changes of a traced graph: several operations that become one, or one another."""

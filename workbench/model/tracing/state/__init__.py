@@ -1,1 +1,0 @@
-"""What Python code keeps, sets or writes while a module is traced."""

@@ -1,0 +1,1 @@
+"""What is found by running the operations of a traced model: gradients, independence, shards."""
