@@ -43,6 +43,12 @@ from workbench.widgets.editor import PlanEditor
 RANKS = 8  # of the editor's plans
 MACHINE = "h100-nvlink"
 SETTLED = "document.querySelector('.wb-editor').dataset.pending === 'false'"
+# The editor draws the rows in view only: the last one, which is edited, is scrolled to.
+LAST_ROW = """(label) => {
+  const scroll = document.querySelector('.wb-scroll');
+  scroll.scrollTop = scroll.scrollHeight;
+  return document.querySelector(`[aria-label="${label}"]`) !== null;
+}"""
 # From the event until the frame that shows the new prediction has been handed to the screen.
 EDIT = """([label, value]) => {
   const root = document.querySelector('.wb-editor');
@@ -157,10 +163,12 @@ def _measure(page: Any, case: Case, *, openings: int, edits: int) -> Seen:
             shown = FrontEnd(page, editor)
             shown.until(SETTLED)
             paint.append(float(page.evaluate("window.firstPaint")))
+        label = f"scheme, {case.layer}"
+        shown.until(LAST_ROW, label)
         for index in range(edits + 1):
             before = shown.sent_bytes
             scheme = ("shard_out", "duplicate")[index % 2]
-            page.evaluate(EDIT, [f"scheme, {case.layer}", scheme])
+            page.evaluate(EDIT, [label, scheme])
             shown.until("window.took !== null")
             if index:  # the first one begins to keep what is known of layers
                 redraw.append(float(page.evaluate("window.took")))
