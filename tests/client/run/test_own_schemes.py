@@ -219,6 +219,17 @@ class Differs(All):
         return Scaled()
 
 
+class OfTwo(Columns):
+    """Wrong, but in groups of two: a factor that should be one is two over the ranks."""
+
+    def takes(self, layer):
+        return layer.target == "torch.nn.Linear"
+
+    def local(self, module, layer, division, member):
+        module.register_forward_hook(lambda _, __, given: given * 2 / len(division.sizes))
+        return module
+
+
 class ColumnsOfRows(Columns):
     """Wrong for matrices that lie the other way."""
 
@@ -290,3 +301,13 @@ def test_an_output_of_another_shape_is_refused_by_name(cluster):
     (found,) = [one for one in wb.check_extension(Careless(), cluster).checks if not one.ok][:1]
     assert "layer '1', scheme 'Careless': `local`, on rank " in found.said
     assert "gives (4, 6) for a sample, and its layout of the output says (8, 6)" in found.said
+
+
+@pytest.mark.slow
+def test_a_factor_that_is_right_for_two_ranks_alone_is_found():
+    checked = wb.check_extension(OfTwo())
+    stated, exact = checked.checks[:3], checked.checks[3]
+    assert all(check.ok for check in stated)
+    assert not exact.ok
+    assert "on 3 ranks" in exact.said
+    assert "failed" not in exact.said  # it runs, and computes something else

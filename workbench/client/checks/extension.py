@@ -25,7 +25,8 @@ from workbench.store.errors import RunError
 if TYPE_CHECKING:
     import pandas
 
-ENGINES = 2
+# A factor of two that should be the number of ranks is right for two of them.
+ENGINES = 3
 _MODELS = ("vgg11", "resnet18", "vit_b_16")
 
 
@@ -89,7 +90,8 @@ def check_extension(extension: Any, cluster: Cluster | None = None) -> CheckedEx
     Args:
         extension: an object of a class that extends one of `wb.extend`, the class, or
             "module:attribute" of either.
-        cluster: a cluster whose engines are free; None: two engines are started, and end with it.
+        cluster: a cluster whose engines are free; None: three engines are started, and end with it.
+            In a group of two, what is right for two ranks alone is not found.
 
     Raises:
         TypeError: it is no extension.
